@@ -1,0 +1,32 @@
+"""Attention, prefixes and T5 prefix tuning: what the lessons build, to import."""
+
+from importlib import import_module
+
+# Each public name and the module that holds it. A module is imported when one of its names is first used,
+# so that `import helpers` loads neither transformers nor matplotlib.
+_MODULE_OF = {
+    "split_heads": "heads",
+    "merge_heads": "heads",
+    "causal_mask": "masks",
+    "padding_mask": "masks",
+    "scaled_dot_product_attention": "attention",
+    "MultiHeadAttention": "attention",
+    "PrefixEncoder": "prefix",
+    "join_prefix": "prefix",
+    "T5Prefix": "t5",
+    "load_base": "base",
+    "load_task": "tasks",
+    "task_names": "tasks",
+}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'helpers' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"helpers.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
