@@ -1,4 +1,4 @@
-"""The sequence-to-sequence loop that both bundled bases are pretrained with, and how their weights are stored."""
+"""The sequence-to-sequence loop that pretrains both bundled bases, and how their weights are stored."""
 
 import copy
 import hashlib
@@ -53,10 +53,10 @@ def pretrain(
         model.parameters(), lr=learning_rate, scale_parameter=True, relative_step=False, warmup_init=False
     )
 
+    decay_steps = max(1, total_steps - warmup_steps)
+
     def rate(step: int) -> float:
-        return min(
-            (step + 1) / max(1, warmup_steps), (total_steps - step) / max(1, total_steps - warmup_steps)
-        )
+        return min((step + 1) / max(1, warmup_steps), (total_steps - step) / decay_steps)
 
     schedule = LambdaLR(optimiser, rate)
     device = next(model.parameters()).device
