@@ -1,0 +1,169 @@
+"""Prefix tuning: learned keys and values in front of the real ones."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from helpers._shapes import Float, Shaped
+
+
+def join_prefix(
+    prefix_key: Float[Tensor, "prefix_batch heads prefix head_dim"],
+    prefix_value: Float[Tensor, "prefix_batch heads prefix value_dim"],
+    key: Float[Tensor, "batch heads key head_dim"],
+    value: Float[Tensor, "batch heads key value_dim"],
+    mask: Shaped[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+):
+    """Put a prefix in front of keys and values, and lengthen mask and bias by as many columns.
+
+        key'  = [prefix_key ; key]     value' = [prefix_value ; value]     on the sequence axis (dim 2)
+        mask' = [visible ; mask]       bias'  = [0 ; bias]                 on the key axis (the last)
+
+    Nothing is changed in place. The prefix takes the dtype and device of the keys: its parameters may stay in
+    float32 for the optimiser while the model runs in bfloat16.
+
+    Args:
+        prefix_key, prefix_value: `[batch or 1, heads, prefix, head_dim]`; one prefix serves a whole batch.
+        key, value: `[batch, heads, key, head_dim]`.
+        mask: `[..., key]`, bool (True = may attend: new columns True) or float (added to the scores: new columns 0.0).
+        bias: `[..., key]`, added to the scores: new columns 0.
+
+    Returns `(key, value, mask, bias)` of `prefix + key` columns; a mask or bias of None stays None.
+
+    Raises ValueError for shapes that do not fit, TypeError for a mask that is neither bool nor float.
+
+    Source: Li & Liang 2021, "Prefix-Tuning", section 4.2.
+    """
+    for name, prefix, content in (("key", prefix_key, key), ("value", prefix_value, value)):
+        if not (
+            prefix.ndim == content.ndim == 4
+            and prefix.shape[0] in (1, content.shape[0])
+            and prefix.shape[1] == content.shape[1]
+            and prefix.shape[3] == content.shape[3]
+        ):
+            raise ValueError(
+                f"the prefix {name} {list(prefix.shape)} does not fit in front of the {name} {list(content.shape)}: "
+                "both are [batch, heads, seq, head_dim], with the same heads and head_dim, and the prefix's batch "
+                "is 1 or the same"
+            )
+    if prefix_key.shape[2] != prefix_value.shape[2] or key.shape[2] != value.shape[2]:
+        raise ValueError(
+            f"every key needs one value, got prefix {list(prefix_key.shape)} and {list(prefix_value.shape)}, "
+            f"content {list(key.shape)} and {list(value.shape)}"
+        )
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"the mask must be bool (True = may attend) or float (added to the scores), got {mask.dtype}: "
+            "use `mask.bool()` for a 0/1 mask"
+        )
+    prefix_length, key_length = prefix_key.shape[2], key.shape[2]
+    for name, tensor in (("mask", mask), ("bias", bias)):
+        if tensor is not None and (tensor.ndim == 0 or tensor.shape[-1] not in (1, key_length)):
+            raise ValueError(
+                f"the {name} {list(tensor.shape)} needs one column for each of the {key_length} keys "
+                f"{list(key.shape)}: give it without the prefix, whose columns are added here"
+            )
+
+    def in_front(prefix, content):
+        prefix = prefix.to(content).expand(len(content), -1, -1, -1)
+        return torch.cat([prefix, content], dim=2)
+
+    def with_prefix_columns(tensor, fill):
+        if tensor is None:
+            return None
+        return F.pad(tensor.expand(*tensor.shape[:-1], key_length), (prefix_length, 0), value=fill)
+
+    visible = mask is not None and mask.dtype == torch.bool
+    return (
+        in_front(prefix_key, key),
+        in_front(prefix_value, value),
+        with_prefix_columns(mask, visible),
+        with_prefix_columns(bias, 0.0),
+    )
+
+
+class PrefixEncoder(nn.Module):
+    """The learned keys and values of one prefix, for every layer of a stack.
+
+    Each of the `prefix_length` slots is one row of `num_layers * 2 * num_heads * head_dim` numbers, in the order
+    layer, key or value, head, feature. Without `mid_dim` these rows are the parameters. With `mid_dim`, a smaller
+    embedding goes through an MLP that makes them (the reparameterisation):
+
+        rows = Linear_2(tanh(Linear_1(embedding)))      embedding [prefix, num_heads * head_dim]
+
+    The MLP is needed only while training: `fold` returns the same prefix without it.
+
+    Args:
+        prefix_length: number of slots; 0 is a prefix that changes nothing.
+        num_layers, num_heads, head_dim: of the stack that the prefix goes into.
+        mid_dim: width of the MLP, or None for none.
+        dropout: probability of dropping a number of the prefix while training.
+
+    Raises ValueError if a size is below 1 (prefix_length: below 0).
+
+    Source: Li & Liang 2021, sections 4.2 (the prefix) and 4.3 (the MLP).
+    """
+
+    def __init__(
+        self,
+        prefix_length: int,
+        num_layers: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        mid_dim: int | None = None,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        sizes = {"num_layers": num_layers, "num_heads": num_heads, "head_dim": head_dim}
+        if mid_dim is not None:
+            sizes["mid_dim"] = mid_dim
+        if prefix_length < 0 or min(sizes.values()) < 1:
+            raise ValueError(f"a prefix needs positive sizes, got prefix_length={prefix_length}, {sizes}")
+        self.prefix_length = prefix_length
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.mid_dim = mid_dim
+        inner_dim = num_heads * head_dim
+        row_dim = num_layers * 2 * inner_dim
+        self.dropout = nn.Dropout(dropout)
+        if mid_dim is None:
+            # Small, so that the untrained prefix starts near the frozen model instead of drowning it.
+            self.embedding = nn.Parameter(0.02 * torch.randn(prefix_length, row_dim))
+            self.mlp = nn.Identity()
+        else:
+            self.embedding = nn.Parameter(torch.randn(prefix_length, inner_dim))
+            self.mlp = nn.Sequential(nn.Linear(inner_dim, mid_dim), nn.Tanh(), nn.Linear(mid_dim, row_dim))
+
+    def forward(self, batch_size: int = 1) -> Float[Tensor, "layers 2 batch heads prefix head_dim"]:
+        """`[layers, 2, batch, heads, prefix, head_dim]`, so that a loop gives each layer its pair:
+
+            for key, value in encoder(): ...        each [batch, heads, prefix, head_dim]
+
+        The rows are computed once and shared by the batch without a copy.
+        """
+        rows = self.dropout(self.mlp(self.embedding))
+        stacked = rearrange(
+            rows, "p (l kv h d) -> l kv 1 h p d", l=self.num_layers, kv=2, h=self.num_heads, d=self.head_dim
+        )
+        return stacked.expand(-1, -1, batch_size, -1, -1, -1)
+
+    def fold(self) -> "PrefixEncoder":
+        """A new encoder without MLP that holds the same prefix: constant while the MLP's input is constant."""
+        folded = copy.deepcopy(self)  # a new encoder would draw random numbers
+        with torch.no_grad():
+            folded.embedding = nn.Parameter(self.mlp(self.embedding).clone())
+        folded.mlp = nn.Identity()
+        folded.mid_dim = None
+        return folded
+
+    def extra_repr(self) -> str:
+        return (
+            f"prefix_length={self.prefix_length}, num_layers={self.num_layers}, num_heads={self.num_heads}, "
+            f"head_dim={self.head_dim}, mid_dim={self.mid_dim}"
+        )

@@ -1,0 +1,357 @@
+"""Prefix tuning for any Hugging Face T5, at its three attention sites."""
+
+import hashlib
+import json
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.models.mt5.modeling_mt5 import MT5Stack
+from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
+from transformers.models.umt5.modeling_umt5 import UMT5Stack
+
+from helpers._shapes import Float
+from helpers.prefix import PrefixEncoder, join_prefix
+
+SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
+FORMAT_VERSION = 1
+CONFIG_NAME = "prefix_config.json"
+
+
+class T5Prefix(nn.Module):
+    """Learned keys and values for the attention sites of a frozen T5.
+
+    At each site and layer, with P prefix keys in front of K content keys,
+
+        scores  = Q [P_k ; K]^T + [0 ; position bias] + [0 ; mask]      [batch, heads, query, P + K], no 1/sqrt(d_kv)
+        weights = softmax(scores)
+        output  = weights [P_v ; V]
+
+    Positions, position bias and KV cache of the content stay what they were, and the prefix never enters the cache:
+    `generate` computes what the forward pass was trained with, whatever cache it uses.
+
+    Use `T5Prefix.for_model(model)`, then `with prefix.attached(model):` around training and generation. Only
+    `prefix.parameters()` are trained; the model is not a submodule of the prefix, nor the prefix of the model.
+
+    A subclass may override `key_values(site)`, the only place the prefixes are read from, and return
+    `[layers, 2, rows, heads, prefix, d_kv]` with a row for each example of the batch. When the batch is a multiple of
+    the rows, as in beam search, each row serves that many neighbours.
+
+    Source: Li & Liang 2021, "Prefix-Tuning", section 4 and figure 2; T5: Raffel et al. 2020, section 2.1.
+    """
+
+    def __init__(self, encoders: dict[str, PrefixEncoder], base: dict | None = None):
+        """Args: the PrefixEncoder of each site; a description of the base model, as made by `for_model`."""
+        super().__init__()
+        self.encoders = nn.ModuleDict({site: encoders[site] for site in SITES if site in encoders})
+        self.base = base or {}
+
+    @classmethod
+    def for_model(
+        cls,
+        model: PreTrainedModel,
+        *,
+        prefix_length: int = 20,
+        sites: tuple[str, ...] = SITES,
+        mid_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> "T5Prefix":
+        """A new prefix with the shapes that `model` needs, on the model's device, in float32.
+
+        Args:
+            model: a T5, MT5 or UMT5 of transformers, with or without a head.
+            prefix_length: slots at each site; 0 changes nothing.
+            sites: any of "encoder", "decoder" (self-attention) and "cross" (the decoder's attention to the encoder).
+            mid_dim: width of the reparameterising MLP, or None for none.
+            dropout: probability of dropping a number of the prefix while training.
+
+        Raises TypeError for another kind of model; ValueError for unknown sites, or sites that the model lacks.
+        """
+        stacks = _stacks(model)
+        _check_sites(sites, stacks, model)
+        encoders = {}
+        for site in sites:
+            config = stacks[site].config
+            encoders[site] = PrefixEncoder(
+                prefix_length,
+                len(stacks[site].block),
+                config.num_heads,
+                config.d_kv,
+                mid_dim=mid_dim,
+                dropout=dropout,
+            )
+        return cls(encoders, {"fingerprint": _fingerprint(model)}).to(model.device)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that have a prefix."""
+        return tuple(self.encoders)
+
+    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
+        """The prefix of one site: `[layers, 2, 1, heads, prefix, d_kv]`, entry 0 of axis 1 the keys, 1 the values.
+
+        Raises ValueError for a site without a prefix.
+        """
+        if site not in self.encoders:
+            raise ValueError(f"this prefix has no site {site!r}, only {', '.join(self.encoders)}")
+        return self.encoders[site]()
+
+    def attach(self, model: PreTrainedModel) -> Callable[[], None]:
+        """Make `model` use this prefix until the returned function is called.
+
+        The model's parameters and classes stay as they are: its stacks get one forward pre-hook each, and its
+        attention runs through transformers' attention interface. A deep copy of an attached model carries a copy of
+        the prefix (`detach_prefix` takes it off).
+
+        Raises ValueError if the model has another shape than the prefix or carries a prefix already. Warns if the
+        prefix was made for other weights of the same shape.
+        """
+        stacks = _stacks(model)
+        _check_sites(self.sites, stacks, model)
+        for site, encoder in self.encoders.items():
+            config = stacks[site].config
+            wanted = (len(stacks[site].block), config.num_heads, config.d_kv)
+            got = (encoder.num_layers, encoder.num_heads, encoder.head_dim)
+            if got != wanted:
+                raise ValueError(
+                    f"the prefix at site {site!r} is for (layers, heads, d_kv) = {got}, but the model has {wanted}: "
+                    "make one with T5Prefix.for_model(model)"
+                )
+        if any(_hooks(stack) for stack in stacks.values()):
+            raise ValueError("the model carries a prefix already: detach it first")
+        if self.base.get("fingerprint") not in (None, _fingerprint(model)):
+            warnings.warn(
+                "this prefix was made for a model of the same shape with other weights: its effect on this one is "
+                "undefined",
+                stacklevel=2,
+            )
+        for stack in {id(stack): stack for stack in stacks.values()}.values():
+            _route_through_prefix(stack)
+            stack.register_forward_pre_hook(_HandOver(self), with_kwargs=True)
+
+        def detach() -> None:
+            if any(hook.prefix is self for stack in stacks.values() for hook in _hooks(stack).values()):
+                detach_prefix(model)
+
+        return detach
+
+    @contextmanager
+    def attached(self, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+        """`with prefix.attached(model): ...`: attach, and detach at the end whatever happens."""
+        detach = self.attach(model)
+        try:
+            yield model
+        finally:
+            detach()
+
+    def fold(self) -> "T5Prefix":
+        """A new T5Prefix that holds the same keys and values without the MLP: what is needed for using it."""
+        return T5Prefix({site: encoder.fold() for site, encoder in self.encoders.items()}, dict(self.base))
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write the prefix, its MLP included, to `folder` as safetensors and json.
+
+        The weights lie in a file named after their content, and the json names that file and is replaced last, so
+        that an interrupted save leaves the previous prefix whole.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".{os.getpid()}.unfinished"
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished)
+        weights = folder / f"prefix-{hashlib.sha256(unfinished.read_bytes()).hexdigest()[:16]}.safetensors"
+        os.replace(unfinished, weights)
+        config = {
+            "format_version": FORMAT_VERSION,
+            "weights": weights.name,
+            "base": self.base,
+            "sites": {
+                site: {
+                    "prefix_length": encoder.prefix_length,
+                    "num_layers": encoder.num_layers,
+                    "num_heads": encoder.num_heads,
+                    "head_dim": encoder.head_dim,
+                    "mid_dim": encoder.mid_dim,
+                    "dropout": encoder.dropout.p,
+                }
+                for site, encoder in self.encoders.items()
+            },
+        }
+        unfinished.write_text(json.dumps(config, indent=2) + "\n")
+        os.replace(unfinished, folder / CONFIG_NAME)
+        for old in folder.glob("prefix-*.safetensors"):
+            if old != weights:
+                old.unlink()
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike) -> "T5Prefix":
+        """Read what `save_pretrained` wrote: the same numbers, bit for bit, on the CPU.
+
+        Raises FileNotFoundError if there is no saved prefix in `folder`, ValueError if its files cannot be read or do
+        not belong together.
+        """
+        folder = Path(folder)
+        if not (folder / CONFIG_NAME).is_file():
+            raise FileNotFoundError(f"{folder} holds no saved prefix: {CONFIG_NAME} is missing")
+        try:
+            config = json.loads((folder / CONFIG_NAME).read_text())
+            version = config["format_version"]
+            if version > FORMAT_VERSION:
+                raise ValueError(f"its format_version {version} is newer than {FORMAT_VERSION}: update helpers")
+            encoders = {site: PrefixEncoder(**sizes) for site, sizes in config["sites"].items()}
+            prefix = cls(encoders, config["base"])
+            prefix.load_state_dict(load_file(folder / config["weights"]))
+        except Exception as error:
+            raise ValueError(f"the prefix saved in {folder} cannot be read: {error}") from error
+        return prefix
+
+
+def detach_prefix(model: nn.Module) -> None:
+    """Take the prefix off `model`, whoever attached it; afterwards the model is as it was before."""
+    for stack in _stacks(model).values():
+        for key in _hooks(stack):
+            del stack._forward_pre_hooks[key]
+            stack._forward_pre_hooks_with_kwargs.pop(key)
+        implementation = stack.config._attn_implementation
+        if implementation.startswith(_ROUTED):
+            stack.set_attn_implementation(implementation.removeprefix(_ROUTED))
+
+
+# --- how the prefix reaches the attention ---------------------------------------------------------------------------
+# transformers lets anyone register an attention function, with a mask function that belongs to it; a config selects
+# one by name. For "sdpa" and "eager" there is a routed twin that joins the prefix and calls the stock function. A
+# pre-hook on each stack hands the prefix over as a keyword argument, which T5 passes down to its attention.
+
+_ROUTED = "prefixed_"
+
+
+class _HandOver:
+    """The forward pre-hook of one stack: evaluates the prefix once per forward pass and hands it to the attention."""
+
+    def __init__(self, prefix: T5Prefix):
+        self.prefix = prefix
+        self.remembered = (lambda: None, None, None)  # KV cache (weakly), parameter versions, key_values by site
+
+    def __call__(self, stack: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        _route_through_prefix(stack)
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        return args, {**kwargs, "prefix_key_values": self.key_values(stack, cache)}
+
+    def key_values(self, stack: nn.Module, cache) -> dict[str, tuple[Tensor, ...]]:
+        """`{site: ([2, rows, heads, prefix, d_kv] of layer 0, of layer 1, ...)}`.
+
+        While a KV cache grows, the prefix is that of its first step: one evaluation a `generate`, not one a token.
+        """
+        if cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.evaluate(stack)
+        versions = [(id(parameter), parameter._version) for parameter in self.prefix.parameters()]
+        known_cache, known_versions, key_values = self.remembered
+        if known_cache() is not cache or known_versions != versions or int(cache.get_seq_length()) == 0:
+            key_values = self.evaluate(stack)
+            self.remembered = (weakref.ref(cache), versions, key_values)
+        return key_values
+
+    def evaluate(self, stack: nn.Module) -> dict[str, tuple[Tensor, ...]]:
+        sites = ("decoder", "cross") if stack.config.is_decoder else ("encoder",)
+        return {site: self.prefix.key_values(site).unbind(0) for site in sites if site in self.prefix.sites}
+
+
+def _hooks(stack: nn.Module) -> dict[int, _HandOver]:
+    return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, _HandOver)}
+
+
+def _route_through_prefix(stack: PreTrainedModel) -> None:
+    """Select the routed twin of the stack's attention implementation, also after someone has changed it."""
+    implementation = stack.config._attn_implementation
+    if implementation.startswith(_ROUTED):
+        return
+    if implementation not in ("eager", "sdpa"):
+        raise ValueError(
+            f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
+            "call model.set_attn_implementation('sdpa')"
+        )
+    stack.set_attn_implementation(_ROUTED + implementation)
+
+
+def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_values=None, position_bias=None, **kwargs):
+    """The stock attention function, on keys, values, mask and bias that are longer by the prefix."""
+    site = "cross" if module.is_decoder and not module.is_causal else "decoder" if module.is_decoder else "encoder"
+    if prefix_key_values is None or site not in prefix_key_values:
+        return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
+    prefix_key, prefix_value = (
+        _row_for_each_example(rows, len(key)) for rows in prefix_key_values[site][module.layer_idx]
+    )
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
+    key, value, attention_mask, position_bias = join_prefix(
+        prefix_key, prefix_value, key, value, attention_mask, position_bias
+    )
+    # The mask is complete; without is_causal=False, sdpa would lay a triangle over a mask of None by itself.
+    return stock(module, query, key, value, attention_mask, position_bias=position_bias, is_causal=False, **kwargs)
+
+
+def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
+    """`[rows, heads, prefix, d_kv]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
+    if len(rows) in (1, batch_size):
+        return rows
+    if batch_size % len(rows):
+        raise ValueError(
+            f"a prefix with {len(rows)} rows cannot serve a batch of {batch_size}: it needs one row for all, or one "
+            "for each example"
+        )
+    return rows.repeat_interleave(batch_size // len(rows), dim=0)
+
+
+def _complete_mask(stock, *args, allow_is_causal_skip=False, **kwargs):
+    """The stock mask function, never leaving the causal triangle to the kernel: the kernel would misplace it."""
+    return stock(*args, allow_is_causal_skip=False, **kwargs)
+
+
+for _name, _attention, _mask in (
+    ("eager", eager_attention_forward, eager_mask),
+    ("sdpa", sdpa_attention_forward, sdpa_mask),
+):
+    AttentionInterface.register(_ROUTED + _name, partial(_attend, _attention))
+    AttentionMaskInterface.register(_ROUTED + _name, partial(_complete_mask, _mask))
+
+
+# --- the base model -------------------------------------------------------------------------------------------------
+
+
+def _stacks(model: nn.Module) -> dict[str, PreTrainedModel]:
+    """`{site: stack}`; "decoder" and "cross" share one. Raises TypeError where the mechanism does not reach."""
+    stacks = [module for module in model.modules() if isinstance(module, T5Stack | MT5Stack | UMT5Stack)]
+    if not stacks:
+        raise TypeError(f"T5Prefix works on a T5, MT5 or UMT5 of transformers, not on a {type(model).__name__}")
+    by_site = {}
+    for stack in stacks:
+        by_site.update(dict.fromkeys(("decoder", "cross") if stack.config.is_decoder else ("encoder",), stack))
+    return by_site
+
+
+def _check_sites(sites, stacks: dict, model: nn.Module) -> None:
+    if isinstance(sites, str) or not sites or not set(sites) <= set(SITES):
+        raise ValueError(f"sites must be some of {SITES}, as a tuple, got {sites!r}")
+    missing = [site for site in sites if site not in stacks]
+    if missing:
+        raise ValueError(
+            f"a {type(model).__name__} has no {' and no '.join(missing)} attention: choose sites={tuple(stacks)}"
+        )
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A short hash of a sample of the weights, the same in float32 and bfloat16, to recognise the base again."""
+    samples = []
+    for parameter in model.parameters():
+        flat = parameter.detach().flatten()
+        samples.append(flat[:: max(1, len(flat) // 64)][:64].to(torch.bfloat16))
+    return hashlib.sha256(torch.cat(samples).float().cpu().numpy().tobytes()).hexdigest()[:16]

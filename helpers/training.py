@@ -1,0 +1,110 @@
+"""Training in the open, and evaluation by generation."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Pair = tuple[str, str]  # source, target
+
+
+def collate(tokenizer, pairs: Sequence[Pair], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """A batch for T5, padded to its longest source and its longest target.
+
+    Returns `input_ids` and `attention_mask` `[batch, source]` and `labels` `[batch, target]`, in which padding is
+    -100, so that the loss ignores it.
+    """
+    sources, targets = zip(*pairs, strict=True)
+    batch = tokenizer(list(sources), padding=True, return_tensors="pt")
+    labels = tokenizer(list(targets), padding=True, return_tensors="pt")
+    labels = labels.input_ids.masked_fill(labels.attention_mask == 0, -100)
+    return {
+        "input_ids": batch.input_ids.to(device),
+        "attention_mask": batch.attention_mask.to(device),
+        "labels": labels.to(device),
+    }
+
+
+def linear_warmup_decay(steps: int, warmup: float = 0.05) -> Callable[[int], float]:
+    """The factor of the learning rate at each step: up to 1 over the first `warmup` share, then down to 0 linearly."""
+    warmup_steps = max(1, round(warmup * steps))
+
+    def factor(step: int) -> float:
+        return min((step + 1) / warmup_steps, (steps - step) / max(1, steps - warmup_steps))
+
+    return factor
+
+
+def fit(
+    model: nn.Module,
+    parameters: Iterable[nn.Parameter],
+    tokenizer,
+    pairs: Sequence[Pair],
+    *,
+    steps: int,
+    batch_size: int = 32,
+    learning_rate: float = 0.1,
+    clip: float = 1.0,
+    seed: int = 0,
+) -> list[float]:
+    """Train `parameters` so that `model` turns sources into targets; returns the loss of every step.
+
+    AdamW without weight decay, 5 % warm-up, linear decay, gradients clipped to norm `clip`. The batches are drawn
+    from `pairs` in an order that depends on `seed` alone. The model stays in the mode it is in: a frozen base in
+    eval mode has no dropout. For a prefix, attach it first and pass `prefix.parameters()`.
+
+    Args:
+        parameters: what to train; everything else is left alone.
+        steps, batch_size: how long.
+        learning_rate: 0.1 suits a prefix (full fine-tuning wants about 1e-3, prompt tuning about 1).
+
+    Raises ValueError without pairs or without a parameter that requires a gradient.
+    """
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    if not parameters or not pairs:
+        raise ValueError(f"nothing to train: {len(parameters)} trainable parameters, {len(pairs)} pairs")
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
+    draw = random.Random(seed)
+    losses = []
+    for _ in range(steps):
+        batch = collate(tokenizer, draw.choices(pairs, k=batch_size), parameters[0].device)
+        loss = model(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+@torch.no_grad()
+def generate_texts(
+    model, tokenizer, sources: Sequence[str], *, batch_size: int = 128, max_new_tokens: int = 64, **generate_options
+) -> list[str]:
+    """The model's text for each source, greedily unless `generate_options` say otherwise, in the given order."""
+    texts = []
+    for start in range(0, len(sources), batch_size):
+        batch = tokenizer(list(sources[start : start + batch_size]), padding=True, return_tensors="pt")
+        output = model.generate(**batch.to(model.device), max_new_tokens=max_new_tokens, **generate_options)
+        texts += tokenizer.batch_decode(output, skip_special_tokens=True)
+    return texts
+
+
+def exact_match(predictions: Sequence[str], targets: Sequence[str]) -> float:
+    """The share of predictions that equal their target, white space at the ends aside: 0 to 1.
+
+    Raises ValueError if the lengths differ or nothing is given.
+    """
+    if len(predictions) != len(targets) or not targets:
+        raise ValueError(f"need as many predictions as targets, got {len(predictions)} and {len(targets)}")
+    return sum(p.strip() == t.strip() for p, t in zip(predictions, targets, strict=True)) / len(targets)
+
+
+def majority_baseline(train_targets: Sequence[str], test_targets: Sequence[str]) -> float:
+    """Exact match of always answering with the most frequent target of the training set: 0 to 1."""
+    most_frequent = Counter(train_targets).most_common(1)[0][0]
+    return exact_match([most_frequent] * len(test_targets), test_targets)
