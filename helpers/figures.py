@@ -1,0 +1,582 @@
+"""The lessons' figures, each with a sentence computed from its data.
+
+The sentence stands under the figure, is its alternative text, and is what a test of the notebook compares.
+Every drawing function shows its figure and returns None; `..._sentence` returns the sentence alone.
+"""
+
+import base64
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from IPython.display import display
+from matplotlib import pyplot as plt
+from matplotlib import style
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+__all__ = ["bars", "blocks", "curves", "heat_map", "heat_maps", "show"]
+
+DPI = 110
+WIDTH = 6.4  # inches: what a notebook column shows without scaling
+# Okabe and Ito's colours in the order of use; their yellow is left out, because it is lost on white.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+PREFIX_COLOUR = "#D55E00"
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are alike on every system
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 2.2,
+    "lines.markersize": 6,
+}
+# Above this size the numbers inside a matrix no longer fit.
+LARGEST_WITH_NUMBERS = 12
+
+
+def show(figure: Figure, sentence: str) -> None:
+    """Display a figure with its sentence as alternative text and as a caption, and close it.
+
+    The caption is an output of its own: JupyterLab does not render an image's alternative text, and text can
+    be selected, enlarged and read in a dark theme.
+    """
+    if not sentence.strip():
+        raise ValueError("a figure needs a sentence that says what it shows; got an empty one")
+    png = base64.b64encode(_png(figure)).decode()
+    plt.close(figure)
+    display({"image/png": png, "text/plain": sentence}, metadata={"image/png": {"alt": sentence}}, raw=True)
+    markdown = re.sub(r"([\\`*_{}\[\]<>#|$~&])", r"\\\1", sentence)
+    display({"text/markdown": f"*Figure.* {markdown}", "text/plain": sentence}, raw=True)
+
+
+def _png(figure: Figure) -> bytes:
+    """Opaque, of 256 colours, and without the version note that would make two installations differ."""
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI, facecolor="white", transparent=False)
+    # A palette halves the size of the numbers' soft edges.
+    palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    palette.save(buffer, format="png", optimize=True, dpi=(DPI, DPI))
+    return buffer.getvalue()
+
+
+def _styled():
+    return style.context(["default", STYLE])
+
+
+# Attention
+
+
+def heat_map(
+    weights,
+    *,
+    query_labels: Sequence[str] | None = None,
+    key_labels: Sequence[str] | None = None,
+    prefix_length: int = 0,
+    title: str = "",
+    quantity: str = "weight",
+) -> None:
+    """Show one matrix `[query, key]`: attention weights, or scores, a bias or a bool mask.
+
+    The first `prefix_length` keys are the prefix, outlined in orange and named p0, p1, ...; `key_labels` name
+    the keys behind it. `quantity` says what a number is ("weight", "score", "bias"). Negative numbers get a
+    diverging map around zero, minus infinity is grey.
+    """
+    sentence = heat_map_sentence(
+        weights,
+        query_labels=query_labels,
+        key_labels=key_labels,
+        prefix_length=prefix_length,
+        title=title,
+        quantity=quantity,
+    )
+    values = _array(weights)
+    num_queries, num_keys = values.shape
+    with _styled():
+        numbers = max(values.shape) <= LARGEST_WITH_NUMBERS
+        # A cell with a number in it must hold four characters of 8 pt.
+        cell = 0.42 if numbers else min(0.42, 5.0 / max(values.shape))
+        size = (max(3.4, num_keys * cell + 1.8), max(2.0, num_queries * cell * 0.8 + 1.1))
+        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        image = _draw_matrix(axes, values, prefix_length, _colour_limits(values), numbers)
+        _label_axis(axes.yaxis, _query_names(num_queries, query_labels))
+        _label_axis(axes.xaxis, _key_names(num_keys, key_labels, prefix_length))
+        for position, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
+            if position < prefix_length:
+                label.set_color(PREFIX_COLOUR)
+        axes.set(xlabel="key", ylabel="query", title=title)
+        if values.dtype != np.bool_:
+            figure.colorbar(image, label=quantity)
+        show(figure, sentence)
+
+
+def heat_maps(weights, *, prefix_length: int = 0, title: str = "", quantity: str = "weight") -> None:
+    """Show `[heads, query, key]` as one small heat map a head, all in the same colours."""
+    sentence = heat_maps_sentence(weights, prefix_length=prefix_length, title=title, quantity=quantity)
+    values = _array(weights)
+    heads, num_queries, num_keys = values.shape
+    columns = min(heads, 4)
+    rows = -(-heads // columns)
+    panel = (WIDTH - 0.7) / columns
+    with _styled():
+        size = (WIDTH, rows * (min(panel * num_queries / num_keys, 2.4) + 0.45) + 0.6)
+        figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        for head, axes in enumerate(grid.flat):
+            if head >= heads:
+                axes.set_axis_off()
+                continue
+            image = _draw_matrix(axes, values[head], prefix_length, _colour_limits(values), numbers=False)
+            axes.set_title(f"head {head}", fontsize=9)
+            axes.set_yticks(_spaced(num_queries), _spaced(num_queries) if head % columns == 0 else [])
+            names = _key_names(num_keys, None, prefix_length)
+            ticks = [prefix_length + position for position in _spaced(num_keys - prefix_length)]
+            axes.set_xticks(ticks, [names[tick] for tick in ticks])
+        figure.supxlabel("key", fontsize=9)
+        figure.supylabel("query", fontsize=9)
+        if title:
+            figure.suptitle(title, fontsize=10)
+        if values.dtype != np.bool_:
+            figure.colorbar(image, ax=grid, label=quantity, aspect=30)
+        show(figure, sentence)
+
+
+def heat_map_sentence(
+    weights,
+    *,
+    query_labels: Sequence[str] | None = None,
+    key_labels: Sequence[str] | None = None,
+    prefix_length: int = 0,
+    title: str = "",
+    quantity: str = "weight",
+) -> str:
+    values = _array(weights)
+    _check_matrix(values, 2, "[query, key]", prefix_length)
+    num_queries, num_keys = values.shape
+    queries = _phrases("query", _query_names(num_queries, None), _query_names(num_queries, query_labels))
+    key_names = _key_names(num_keys, None, prefix_length)
+    keys = _phrases("key", key_names, _key_names(num_keys, key_labels, prefix_length))
+    size = f"{_count(num_queries, 'query')} by {_count(num_keys, 'key')}"
+    if values.dtype == np.bool_:
+        seen = values.sum(axis=1)
+        return (
+            f"{title or 'Mask'}, {size}: "
+            f"{values.sum()} of {values.size} pairs may attend; "
+            f"keys that queries 0 to {num_queries - 1} may attend to, in turn: {', '.join(map(str, seen))}."
+        )
+    rounded = np.round(values, 2)  # ties of what the figure shows go to the first, whatever the last bits say
+    query, key = np.unravel_index(rounded.argmax(), rounded.shape)
+    if quantity == "weight":
+        facts = f"{queries[query]} attends most to {keys[key]}, weight {_number(values[query, key])}"
+        if 1 < num_queries <= LARGEST_WITH_NUMBERS:
+            favourites = ", ".join(key_names[k] for k in rounded.argmax(axis=1))
+            facts += f"; the favourite keys of queries 0 to {num_queries - 1} are {favourites}"
+        if prefix_length:
+            facts += f"; {_prefix_share(values, prefix_length)} of the weight is on the prefix"
+    else:
+        low = np.unravel_index(np.where(np.isfinite(rounded), rounded, np.inf).argmin(), rounded.shape)
+        facts = (
+            f"the largest {quantity} is {_number(values[query, key])}, of {queries[query]} and {keys[key]}; "
+            f"the smallest is {_number(values[low])}, of {queries[low[0]]} and {keys[low[1]]}"
+        )
+    return f"{title or _upper_first(quantity)}, {size}: {facts}."
+
+
+def heat_maps_sentence(weights, *, prefix_length: int = 0, title: str = "", quantity: str = "weight") -> str:
+    values = _array(weights)
+    _check_matrix(values, 3, "[heads, query, key]", prefix_length)
+    heads, num_queries, num_keys = values.shape
+    lead = (
+        f"{title or _upper_first(quantity)}, {_count(heads, 'head')}, "
+        f"{_count(num_queries, 'query')} by {_count(num_keys, 'key')}"
+    )
+    values = values.astype(float)
+    largest = np.round(values.max(axis=(1, 2)), 2)
+    sharp, flat = int(largest.argmax()), int(largest.argmin())
+    query, key = np.unravel_index(np.round(values[sharp], 2).argmax(), (num_queries, num_keys))
+    key = f"key {_key_names(num_keys, None, prefix_length)[key]}"
+    facts = f"the largest {quantity}, {_number(largest[sharp])}, is head {sharp}'s, from query {query} to {key}"
+    if heads > 1:
+        facts += f"; head {flat} has the smallest peak, {_number(largest[flat])}"
+    if prefix_length and quantity == "weight":
+        shares = [float(_prefix_share(head, prefix_length)) for head in values]
+        low, high = int(np.argmin(shares)), int(np.argmax(shares))
+        facts += f"; the share on the prefix goes from {shares[low]:.2f} (head {low})"
+        facts += f" to {shares[high]:.2f} (head {high})"
+    return f"{lead}: {facts}."
+
+
+def _draw_matrix(axes, values: np.ndarray, prefix_length: int, limits: tuple[float, float], numbers: bool):
+    diverging = limits[0] < 0
+    colours = matplotlib.colormaps["PuOr" if diverging else "cividis"].with_extremes(bad="#d9d9d9")
+    floats = values.astype(float)
+    shown = np.ma.masked_invalid(floats)
+    image = axes.imshow(shown, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="nearest")
+    axes.spines[:].set_visible(False)
+    if numbers:
+        for (query, key), value in np.ndenumerate(floats):
+            ink = _ink(image.to_rgba(value)) if np.isfinite(value) else "black"
+            text = _cell_text(value, values.dtype == np.bool_)
+            axes.text(key, query, text, ha="center", va="center", fontsize=8, color=ink)
+    if prefix_length:
+        box = Rectangle((-0.5, -0.5), prefix_length, len(values), fill=False, edgecolor=PREFIX_COLOUR, linewidth=2.5)
+        box.set_clip_on(False)
+        axes.add_patch(box)
+    return image
+
+
+def _colour_limits(values: np.ndarray) -> tuple[float, float]:
+    finite = values[np.isfinite(values)].astype(float)
+    if finite.min() < 0:
+        largest = np.abs(finite).max()
+        return -largest, largest
+    return 0.0, max(finite.max(), 1e-9)
+
+
+def _cell_text(value: float, of_mask: bool) -> str:
+    if of_mask:
+        return str(int(value))
+    if not np.isfinite(value):
+        return "-∞"
+    return _number(value)
+
+
+def _ink(rgba) -> str:
+    """Black or white, whichever stands out from the cell."""
+    red, green, blue = rgba[:3]
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+
+
+def _label_axis(axis, names: list[str]) -> None:
+    shown = _spaced(len(names)) if len(names) > 24 else range(len(names))
+    # Words need room: they are turned, numbers are not.
+    turned = axis.axis_name == "x" and max(map(len, names)) > 4
+    axis.set_ticks(list(shown), [names[i] for i in shown], **({"rotation": 45, "ha": "right"} if turned else {}))
+
+
+def _spaced(length: int) -> list[int]:
+    step = max(1, -(-length // 5))
+    return list(range(0, length, step))
+
+
+def _query_names(length: int, labels: Sequence[str] | None) -> list[str]:
+    if labels is None:
+        return [str(i) for i in range(length)]
+    if len(labels) != length:
+        raise ValueError(f"{length} queries need {length} query_labels; got {len(labels)}")
+    return [f"{label}" for label in labels]
+
+
+def _key_names(length: int, labels: Sequence[str] | None, prefix_length: int) -> list[str]:
+    tokens = length - prefix_length
+    labels = range(tokens) if labels is None else labels
+    if len(labels) != tokens:
+        raise ValueError(
+            f"{length} keys, {prefix_length} of them the prefix, need {tokens} key_labels; got {len(labels)}"
+        )
+    return [f"p{i}" for i in range(prefix_length)] + [str(label) for label in labels]
+
+
+def _phrases(noun: str, names: list[str], labels: list[str]) -> list[str]:
+    """ "key 4", or "key 4 (cat)" where keys have labels."""
+    return [f"{noun} {n}" if n == label else f"{noun} {n} ({label})" for n, label in zip(names, labels, strict=True)]
+
+
+def _prefix_share(values: np.ndarray, prefix_length: int) -> str:
+    return _number(values[:, :prefix_length].sum() / (values.sum() or 1.0))
+
+
+def _check_matrix(values: np.ndarray, dims: int, layout: str, prefix_length: int) -> None:
+    if values.ndim != dims or values.size == 0:
+        raise ValueError(f"a heat map needs {layout}, none of them empty; got shape {list(values.shape)}")
+    if np.isnan(values).any():
+        raise ValueError(f"{np.isnan(values).sum()} of the {values.size} numbers of shape {list(values.shape)} are NaN")
+    if not np.isfinite(values).any():
+        raise ValueError(f"no number of shape {list(values.shape)} is finite, so there is nothing to colour")
+    if not 0 <= prefix_length <= values.shape[-1]:
+        raise ValueError(f"prefix_length must be 0 to {values.shape[-1]}, the number of keys; got {prefix_length}")
+
+
+# Curves and bars
+
+
+def curves(
+    series: Mapping[str, Sequence[float]],
+    *,
+    x: Sequence[float] | None = None,
+    x_label: str = "step",
+    y_label: str = "loss",
+    title: str = "",
+    smooth: int = 1,
+    log_x: bool = False,
+    digits: int = 2,
+) -> None:
+    """Show one line for each label, over `x` or over 1, 2, 3, ...
+
+    `smooth` is the number of values in a running mean, drawn over the pale line of the values themselves; the
+    sentence then speaks of the means.
+    """
+    sentence = curves_sentence(series, x=x, x_label=x_label, y_label=y_label, title=title, smooth=smooth, digits=digits)
+    with _styled():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
+        for (label, values), colour, marker in zip(series.items(), COLOURS, MARKERS, strict=False):
+            values = _array(values).astype(float)
+            places = np.arange(1, len(values) + 1) if x is None else _array(x)
+            if smooth > 1:
+                axes.plot(places, values, color=colour, alpha=0.3, linewidth=1)
+            means = _running_mean(values, smooth)
+            every = max(1, len(means) // 8)
+            axes.plot(places[smooth - 1 :], means, color=colour, marker=marker, markevery=every, label=label)
+        axes.set(xlabel=x_label, ylabel=y_label, title=title)
+        axes.grid(alpha=0.3)
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+        if x is not None and len(x) <= 10:
+            axes.set_xticks(_array(x), [f"{place:g}" for place in x])
+            axes.minorticks_off()
+        if x is None:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend()
+        show(figure, sentence)
+
+
+def curves_sentence(
+    series: Mapping[str, Sequence[float]],
+    *,
+    x: Sequence[float] | None = None,
+    x_label: str = "step",
+    y_label: str = "loss",
+    title: str = "",
+    smooth: int = 1,
+    digits: int = 2,
+) -> str:
+    if not 1 <= len(series) <= len(COLOURS):
+        raise ValueError(f"curves draws 1 to {len(COLOURS)} lines; got {len(series)}")
+    facts = []
+    for label, values in series.items():
+        values = _finite_vector(values, f"curve {label!r}")
+        if x is not None and len(x) != len(values):
+            raise ValueError(f"curve {label!r} has {len(values)} values for {len(x)} places in x")
+        if not 1 <= smooth < len(values):
+            raise ValueError(f"smooth must be 1 to {len(values) - 1}: {label!r} has {len(values)} values; got {smooth}")
+        means = _running_mean(values, smooth)
+        facts.append(f"{y_label} {_change(means, digits)} {_span(x, x_label, len(values))}")
+        if x is not None:
+            facts[-1] += _extreme_inside(means, _array(x)[smooth - 1 :], digits)
+        facts[-1] += f" ({label})"
+    lead = title or f"{_upper_first(y_label)} by {x_label}"
+    return f"{lead}: {'; '.join(facts)}."
+
+
+def bars(
+    scores: Mapping[str, float],
+    *,
+    score_label: str = "score",
+    title: str = "",
+    lower_is_better: bool = False,
+    digits: int = 2,
+) -> None:
+    """Show one horizontal bar for each label, in the order given."""
+    sentence = bars_sentence(
+        scores, score_label=score_label, title=title, lower_is_better=lower_is_better, digits=digits
+    )
+    labels = list(scores)
+    values = _array(list(scores.values())).astype(float)
+    with _styled():
+        figure, axes = plt.subplots(figsize=(WIDTH, 0.36 * len(labels) + 0.9), layout="constrained")
+        drawn = axes.barh(labels, values, color=COLOURS[0], height=0.65)
+        axes.bar_label(drawn, [_number(value, digits) for value in values], padding=3, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set(xlabel=score_label, title=title)
+        show(figure, sentence)
+
+
+def bars_sentence(
+    scores: Mapping[str, float],
+    *,
+    score_label: str = "score",
+    title: str = "",
+    lower_is_better: bool = False,
+    digits: int = 2,
+) -> str:
+    if len(scores) < 2:
+        raise ValueError(f"bars compares two scores or more; got {len(scores)}")
+    values = _finite_vector(list(scores.values()), "bars")
+    labels = list(scores)
+    rounded = np.round(values, digits) * (-1 if lower_is_better else 1)
+    facts = ", ".join(f"{label} {_number(value, digits)}" for label, value in zip(labels, values, strict=True))
+    best, worst = labels[rounded.argmax()], labels[rounded.argmin()]
+    verdict = "all are equal" if rounded.max() == rounded.min() else f"{best} is best, {worst} is worst"
+    return f"{title or _upper_first(score_label)}: {facts}; {verdict}."
+
+
+def _running_mean(values: np.ndarray, length: int) -> np.ndarray:
+    return np.convolve(values, np.full(length, 1 / length), mode="valid")
+
+
+def _change(values: np.ndarray, digits: int) -> str:
+    first, last = _number(values[0], digits), _number(values[-1], digits)
+    if first == last:
+        return f"stays at {first}"
+    return f"{'rises' if values[-1] > values[0] else 'falls'} from {first} to {last}"
+
+
+def _span(x: Sequence[float] | None, x_label: str, length: int) -> str:
+    return f"in {_count(length, x_label)}" if x is None else f"between {x_label} {x[0]:g} and {x[-1]:g}"
+
+
+def _extreme_inside(values: np.ndarray, x: np.ndarray, digits: int) -> str:
+    """Names a peak or a dip that the two ends do not tell of."""
+    rounded = np.round(values, digits)
+    ends = rounded[[0, -1]]
+    found = ""
+    if rounded.max() > ends.max():
+        found += f", with a peak of {_number(rounded.max(), digits)} at {x[rounded.argmax()]:g}"
+    if rounded.min() < ends.min():
+        found += f", with a low of {_number(rounded.min(), digits)} at {x[rounded.argmin()]:g}"
+    return found
+
+
+def _finite_vector(values, name: str) -> np.ndarray:
+    array = _array(values).astype(float)
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
+        raise ValueError(f"{name} needs finite numbers in one dimension; got shape {list(array.shape)}: {array}")
+    return array
+
+
+# Reshapes
+
+
+def blocks(
+    grids: Mapping[str, Sequence],
+    *,
+    colour_by: Callable[[str], str],
+    block_name: str = "block",
+    title: str = "",
+) -> None:
+    """Show where the entries of a tensor go: each grid is `[row, column]` or `[block, row, column]`.
+
+    Entries are strings or numbers. `colour_by` names the group of an entry from its text ("features of head 0").
+    A group keeps its colour in all grids, so that a right and a wrong reshape can be compared.
+    """
+    sentence = blocks_sentence(grids, colour_by=colour_by, block_name=block_name, title=title)
+    texts = {name: _texts(grid) for name, grid in grids.items()}
+    colour_of = dict(zip(_groups(texts.values(), colour_by), COLOURS, strict=False))
+    cell = (0.42, 0.28)
+    gap = 0.6  # between blocks, in cells
+    height = max(_height(grid, gap) for grid in texts.values())
+    widths = [grid.shape[-1] for grid in texts.values()]
+    with _styled():
+        size = (sum(widths) * cell[0] + len(widths) * 0.75 + 0.3, height * cell[1] + 1.0)
+        figure, panels = plt.subplots(
+            1, len(texts), figsize=size, width_ratios=widths, layout="constrained", squeeze=False
+        )
+        for axes, (name, grid) in zip(panels.flat, texts.items(), strict=True):
+            for (block, row, column), text in np.ndenumerate(_stack(grid)):
+                colour = colour_of[colour_by(text)]
+                top = block * (grid.shape[-2] + gap) + row
+                axes.add_patch(Rectangle((column, top), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
+                ink = _ink(matplotlib.colors.to_rgb(colour))
+                axes.text(column + 0.5, top + 0.5, text, ha="center", va="center", fontsize=8, color=ink)
+            axes.set(xlim=(0, grid.shape[-1]), ylim=(height, 0), xticks=[], title=name)
+            middles = [block * (grid.shape[-2] + gap) + grid.shape[-2] / 2 for block in range(len(_stack(grid)))]
+            names = [f"{block_name} {block}" for block in range(len(middles))] if grid.ndim == 3 else []
+            axes.set_yticks(middles[: len(names)], names, rotation=90, va="center")
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+        handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in colour_of.values()]
+        figure.legend(handles, list(colour_of), loc="outside lower center", ncols=len(handles))
+        if title:
+            figure.suptitle(title, fontsize=10)
+        show(figure, sentence)
+
+
+def blocks_sentence(
+    grids: Mapping[str, Sequence],
+    *,
+    colour_by: Callable[[str], str],
+    block_name: str = "block",
+    title: str = "",
+) -> str:
+    texts = {name: _texts(grid) for name, grid in grids.items()}
+    if not texts:
+        raise ValueError("blocks draws one grid or more; got none")
+    for name, grid in texts.items():
+        if grid.ndim not in (2, 3) or grid.size == 0:
+            raise ValueError(f"grid {name!r} needs [row, column] or [block, row, column]; got shape {list(grid.shape)}")
+    groups = _groups(texts.values(), colour_by)
+    if len(groups) > len(COLOURS):
+        raise ValueError(f"blocks has colours for {len(COLOURS)} groups; colour_by named {len(groups)}")
+    facts = []
+    for name, grid in texts.items():
+        held = [" and ".join(_groups([block], colour_by)) for block in _stack(grid)]
+        if grid.ndim == 2:
+            facts.append(f"{name}, {grid.shape[0]} by {grid.shape[1]}, holds {held[0]}")
+        else:
+            each = ", ".join(f"{block_name} {number} holds {groups}" for number, groups in enumerate(held))
+            facts.append(f"{name}, {_count(len(grid), block_name)} of {grid.shape[1]} by {grid.shape[2]}: {each}")
+    return f"{title or 'Entries by colour'}: {'; '.join(facts)}."
+
+
+def _texts(grid) -> np.ndarray:
+    array = _array(grid)
+    if np.issubdtype(array.dtype, np.floating):  # token.feature: 2.0 is feature 0 of token 2
+        return np.vectorize(lambda value: f"{value:.1f}", otypes=[object])(array)
+    return array.astype(str).astype(object)
+
+
+def _stack(grid: np.ndarray) -> np.ndarray:
+    return grid if grid.ndim == 3 else grid[None]
+
+
+def _height(grid: np.ndarray, gap: float) -> float:
+    number = len(_stack(grid))
+    return number * grid.shape[-2] + (number - 1) * gap
+
+
+def _groups(grids, colour_by: Callable[[str], str]) -> list[str]:
+    return sorted({colour_by(text) for grid in grids for text in grid.flat})
+
+
+# Words and numbers
+
+
+def _array(values) -> np.ndarray:
+    """A NumPy array of a tensor (on any device, with or without gradient), an array or a list."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if values.is_floating_point():  # NumPy has no bfloat16
+            values = values.float()
+        values = values.numpy()
+    return np.asarray(values)
+
+
+def _number(value: float, digits: int = 2) -> str:
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("ry"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def _upper_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
