@@ -36,8 +36,6 @@ STYLE = {
     "ytick.labelsize": 8,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "figure.constrained_layout.h_pad": 0.08,
-    "figure.constrained_layout.w_pad": 0.08,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "lines.linewidth": 2.2,
@@ -76,6 +74,41 @@ def _styled():
     return style.context(["default", STYLE])
 
 
+def _canvas(width: float, height: float, title: str, *, left: float, bottom: float, right: float) -> Figure:
+    """A figure with room in inches for a title above, and margins around, an area of width by height.
+
+    Margins are reckoned in whole pixels, not fitted to the drawn text, so that another version of matplotlib, which
+    draws letters and fractions of pixels otherwise, moves nothing: the tests compare figures.
+    """
+    lacking = max(0.0, _text_width(title, 10) + 0.2 - (left + width + right))
+    top = 0.4 if title else 0.12
+    left, right, top, bottom = map(_whole_pixels, (left + lacking / 2, right + lacking / 2, top, bottom))
+    size = (left + _whole_pixels(width) + right, bottom + _whole_pixels(height) + top)
+    figure = plt.figure(figsize=size)
+    figure.subplots_adjust(left / size[0], bottom / size[1], 1 - right / size[0], 1 - top / size[1])
+    if title:
+        figure.text(0.5, 1 - 0.2 / size[1], title, ha="center", va="center", fontsize=10)
+    return figure
+
+
+def _whole_pixels(inches: float) -> float:
+    return round(inches * DPI) / DPI
+
+
+def _text_width(text: str, points: float = 8) -> float:
+    return len(text) * points * 0.63 / 72
+
+
+def _axes(figure: Figure, x: float = 0, y: float = 0, width: float | None = None, height: float | None = None):
+    """Axes over the canvas's area, or over a part of it: inches from its left and its top."""
+    area = figure.subplotpars
+    across, down = figure.get_size_inches()
+    width = (area.right - area.left) * across if width is None else width
+    height = (area.top - area.bottom) * down if height is None else height
+    x, y, width, height = map(_whole_pixels, (x, y, width, height))
+    return figure.add_axes((area.left + x / across, area.top - (y + height) / down, width / across, height / down))
+
+
 # Attention
 
 
@@ -104,21 +137,37 @@ def heat_map(
     )
     values = _array(weights)
     num_queries, num_keys = values.shape
+    is_mask = values.dtype == np.bool_
     with _styled():
         numbers = max(values.shape) <= LARGEST_WITH_NUMBERS
-        # A cell with a number in it must hold four characters of 8 pt.
-        cell = 0.42 if numbers else min(0.42, 5.0 / max(values.shape))
-        size = (max(3.4, num_keys * cell + 1.8), max(2.0, num_queries * cell * 0.8 + 1.1))
-        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        # A cell with a number in it must hold five characters of 8 pt.
+        cell = (50, 40) if numbers else (max(1, min(44, 530 // num_keys)),) * 2  # pixels
+        width, height = num_keys * cell[0] / DPI, num_queries * cell[1] / DPI
+        query_names = _query_names(num_queries, query_labels)
+        key_names = _key_names(num_keys, key_labels, prefix_length)
+        turned = max(map(len, key_names)) > 5 or (not numbers and key_labels is not None)
+        figure = _canvas(
+            width,
+            height,
+            title,
+            left=0.45 + _text_width(max(query_names, key=len)),
+            bottom=0.5 + (0.7 * _text_width(max(key_names, key=len)) if turned else 0),
+            right=0.15 if is_mask else 1.0,
+        )
+        axes = _axes(figure)
         image = _draw_matrix(axes, values, prefix_length, _colour_limits(values), numbers)
-        _label_axis(axes.yaxis, _query_names(num_queries, query_labels))
-        _label_axis(axes.xaxis, _key_names(num_keys, key_labels, prefix_length))
+        _label_axis(axes.yaxis, query_names)
+        _label_axis(axes.xaxis, key_names)
+        if turned:
+            axes.tick_params(axis="x", rotation=45)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
         for position, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
             if position < prefix_length:
                 label.set_color(PREFIX_COLOUR)
-        axes.set(xlabel="key", ylabel="query", title=title)
-        if values.dtype != np.bool_:
-            figure.colorbar(image, label=quantity)
+        axes.set(xlabel="key", ylabel="query")
+        if not is_mask:
+            figure.colorbar(image, cax=_axes(figure, width + 0.15, 0, 0.15, height), label=quantity)
         show(figure, sentence)
 
 
@@ -129,26 +178,28 @@ def heat_maps(weights, *, prefix_length: int = 0, title: str = "", quantity: str
     heads, num_queries, num_keys = values.shape
     columns = min(heads, 4)
     rows = -(-heads // columns)
-    panel = (WIDTH - 0.7) / columns
+    gap = (0.15, 0.55)
+    cell = max(1, min(44, int(((WIDTH - 1.7) / columns - gap[0]) * DPI / num_keys)))  # pixels
+    panel_width, panel_height = num_keys * cell / DPI, num_queries * cell / DPI
     with _styled():
-        size = (WIDTH, rows * (min(panel * num_queries / num_keys, 2.4) + 0.45) + 0.6)
-        figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-        for head, axes in enumerate(grid.flat):
-            if head >= heads:
-                axes.set_axis_off()
-                continue
+        width, height = columns * (panel_width + gap[0]), rows * (panel_height + gap[1])
+        figure = _canvas(width, height, title, left=0.6, bottom=0.25, right=1.1)
+        key_names = _key_names(num_keys, None, prefix_length)
+        ticks = [prefix_length + position for position in _spaced(num_keys - prefix_length)]
+        for head in range(heads):
+            row, column = divmod(head, columns)
+            x, y = column * (panel_width + gap[0]), row * (panel_height + gap[1])
+            axes = _axes(figure, x, y + 0.25, panel_width, panel_height)
             image = _draw_matrix(axes, values[head], prefix_length, _colour_limits(values), numbers=False)
-            axes.set_title(f"head {head}", fontsize=9)
-            axes.set_yticks(_spaced(num_queries), _spaced(num_queries) if head % columns == 0 else [])
-            names = _key_names(num_keys, None, prefix_length)
-            ticks = [prefix_length + position for position in _spaced(num_keys - prefix_length)]
-            axes.set_xticks(ticks, [names[tick] for tick in ticks])
-        figure.supxlabel("key", fontsize=9)
-        figure.supylabel("query", fontsize=9)
-        if title:
-            figure.suptitle(title, fontsize=10)
-        if values.dtype != np.bool_:
-            figure.colorbar(image, ax=grid, label=quantity, aspect=30)
+            axes.set_title(f"head {head}", fontsize=9, pad=4)
+            axes.set_yticks(_spaced(num_queries), _spaced(num_queries) if column == 0 else [])
+            axes.set_xticks(ticks, [key_names[tick] for tick in ticks])
+            if column == 0:
+                axes.set_ylabel("query")
+            if head + columns >= heads:
+                axes.set_xlabel("key")
+        bar = _axes(figure, width + 0.1, 0.25, 0.15, height - gap[1])
+        figure.colorbar(image, cax=bar, label=quantity)
         show(figure, sentence)
 
 
@@ -203,17 +254,17 @@ def heat_maps_sentence(weights, *, prefix_length: int = 0, title: str = "", quan
     )
     values = values.astype(float)
     largest = np.round(values.max(axis=(1, 2)), 2)
-    sharp, flat = int(largest.argmax()), int(largest.argmin())
+    sharp = int(largest.argmax())
     query, key = np.unravel_index(np.round(values[sharp], 2).argmax(), (num_queries, num_keys))
     key = f"key {_key_names(num_keys, None, prefix_length)[key]}"
     facts = f"the largest {quantity}, {_number(largest[sharp])}, is head {sharp}'s, from query {query} to {key}"
     if heads > 1:
-        facts += f"; head {flat} has the smallest peak, {_number(largest[flat])}"
+        facts += f"; the largest of heads 0 to {heads - 1} are {', '.join(map(_number, largest))}"
     if prefix_length and quantity == "weight":
-        shares = [float(_prefix_share(head, prefix_length)) for head in values]
-        low, high = int(np.argmin(shares)), int(np.argmax(shares))
-        facts += f"; the share on the prefix goes from {shares[low]:.2f} (head {low})"
-        facts += f" to {shares[high]:.2f} (head {high})"
+        shares = ", ".join(_prefix_share(head, prefix_length) for head in values)
+        facts += (
+            f"; the prefix's shares of the weight are {shares}" if heads > 1 else f"; the prefix's share is {shares}"
+        )
     return f"{lead}: {facts}."
 
 
@@ -260,9 +311,7 @@ def _ink(rgba) -> str:
 
 def _label_axis(axis, names: list[str]) -> None:
     shown = _spaced(len(names)) if len(names) > 24 else range(len(names))
-    # Words need room: they are turned, numbers are not.
-    turned = axis.axis_name == "x" and max(map(len, names)) > 4
-    axis.set_ticks(list(shown), [names[i] for i in shown], **({"rotation": 45, "ha": "right"} if turned else {}))
+    axis.set_ticks(list(shown), [names[i] for i in shown])
 
 
 def _spaced(length: int) -> list[int]:
@@ -329,7 +378,8 @@ def curves(
     """
     sentence = curves_sentence(series, x=x, x_label=x_label, y_label=y_label, title=title, smooth=smooth, digits=digits)
     with _styled():
-        figure, axes = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
+        figure = _canvas(WIDTH - 0.85, 2.8, title, left=0.7, bottom=0.5, right=0.15)
+        axes = _axes(figure)
         for (label, values), colour, marker in zip(series.items(), COLOURS, MARKERS, strict=False):
             values = _array(values).astype(float)
             places = np.arange(1, len(values) + 1) if x is None else _array(x)
@@ -338,7 +388,7 @@ def curves(
             means = _running_mean(values, smooth)
             every = max(1, len(means) // 8)
             axes.plot(places[smooth - 1 :], means, color=colour, marker=marker, markevery=every, label=label)
-        axes.set(xlabel=x_label, ylabel=y_label, title=title)
+        axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(alpha=0.3)
         if log_x:
             axes.set_xscale("log")
@@ -395,13 +445,15 @@ def bars(
     labels = list(scores)
     values = _array(list(scores.values())).astype(float)
     with _styled():
-        figure, axes = plt.subplots(figsize=(WIDTH, 0.36 * len(labels) + 0.9), layout="constrained")
+        left = 0.2 + _text_width(max(labels, key=len))
+        figure = _canvas(WIDTH - 0.15 - left, 0.36 * len(labels), title, left=left, bottom=0.5, right=0.15)
+        axes = _axes(figure)
         drawn = axes.barh(labels, values, color=COLOURS[0], height=0.65)
         axes.bar_label(drawn, [_number(value, digits) for value in values], padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.1)
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set(xlabel=score_label, title=title)
+        axes.set(xlabel=score_label)
         show(figure, sentence)
 
 
@@ -478,30 +530,31 @@ def blocks(
     colour_of = dict(zip(_groups(texts.values(), colour_by), COLOURS, strict=False))
     cell = (0.42, 0.28)
     gap = 0.6  # between blocks, in cells
-    height = max(_height(grid, gap) for grid in texts.values())
-    widths = [grid.shape[-1] for grid in texts.values()]
+    rows = max(_height(grid, gap) for grid in texts.values())
+    # A panel is as wide as its cells, or as its name.
+    panels = [max(grid.shape[-1] * cell[0], _text_width(name, 10)) for name, grid in texts.items()]
+    between = 0.4
     with _styled():
-        size = (sum(widths) * cell[0] + len(widths) * 0.75 + 0.3, height * cell[1] + 1.0)
-        figure, panels = plt.subplots(
-            1, len(texts), figsize=size, width_ratios=widths, layout="constrained", squeeze=False
-        )
-        for axes, (name, grid) in zip(panels.flat, texts.items(), strict=True):
+        width, height = sum(panels) + between * (len(panels) - 1), rows * cell[1] + 0.3
+        figure = _canvas(width, height, title, left=0.4, bottom=0.4, right=0.2)
+        for number, (name, grid) in enumerate(texts.items()):
+            columns = grid.shape[-1]
+            x = sum(panels[:number]) + between * number + (panels[number] - columns * cell[0]) / 2
+            axes = _axes(figure, x, 0.3, columns * cell[0], rows * cell[1])
             for (block, row, column), text in np.ndenumerate(_stack(grid)):
                 colour = colour_of[colour_by(text)]
                 top = block * (grid.shape[-2] + gap) + row
                 axes.add_patch(Rectangle((column, top), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
                 ink = _ink(matplotlib.colors.to_rgb(colour))
                 axes.text(column + 0.5, top + 0.5, text, ha="center", va="center", fontsize=8, color=ink)
-            axes.set(xlim=(0, grid.shape[-1]), ylim=(height, 0), xticks=[], title=name)
+            axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], title=name)
             middles = [block * (grid.shape[-2] + gap) + grid.shape[-2] / 2 for block in range(len(_stack(grid)))]
             names = [f"{block_name} {block}" for block in range(len(middles))] if grid.ndim == 3 else []
             axes.set_yticks(middles[: len(names)], names, rotation=90, va="center")
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
         handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in colour_of.values()]
-        figure.legend(handles, list(colour_of), loc="outside lower center", ncols=len(handles))
-        if title:
-            figure.suptitle(title, fontsize=10)
+        figure.legend(handles, list(colour_of), loc="lower center", ncols=len(handles))
         show(figure, sentence)
 
 
@@ -571,11 +624,8 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    if noun.endswith("ry"):
-        return f"{number} {noun[:-1]}ies"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    plural = noun[:-1] + "ies" if noun.endswith("ry") else noun + "s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def _upper_first(text: str) -> str:

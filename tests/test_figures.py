@@ -1,0 +1,297 @@
+"""Figures say what they show, and draw it legibly."""
+
+import base64
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from matplotlib import pyplot as plt
+from matplotlib.text import Text
+from PIL import Image
+
+from helpers import figures
+
+WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.45, 0.25, 0.2, 0.1], [0.0, 0.44, 0.16, 0.4]]
+MASK = np.tri(3, 5, 2, dtype=bool)
+ENTRIES = torch.arange(4)[:, None] + torch.arange(6) / 10  # token.feature
+
+
+def head_of(entry: str) -> str:
+    return f"features of head {int(entry[-1]) // 3}"
+
+
+EXAMPLES = {
+    "heat_map": lambda: figures.heat_map(WEIGHTS),
+    "prefix": lambda: figures.heat_map(
+        WEIGHTS,
+        prefix_length=1,
+        title="A prefix",
+        key_labels=["cat", "sat", "down"],
+        query_labels=["cat", "sat", "down"],
+    ),
+    "long labels": lambda: figures.heat_map(WEIGHTS, key_labels=["straightforward", "words", "turned", "upwards"]),
+    "mask": lambda: figures.heat_map(MASK, title="Causal mask"),
+    "scores": lambda: figures.heat_map([[1.5, -np.inf], [-2.0, 0.5]], quantity="score"),
+    "large": lambda: figures.heat_map(np.eye(30, 40) / 2, prefix_length=10),
+    "heat_maps": lambda: figures.heat_maps(np.stack([WEIGHTS] * 5), prefix_length=1, title="Five heads"),
+    "curves": lambda: figures.curves({"prefix": np.linspace(3, 0, 50), "all": np.linspace(3, 1, 50)}, smooth=5),
+    "ablation": lambda: figures.curves({"accuracy": [0.2, 0.9, 0.7]}, x=[0.001, 0.01, 0.1], x_label="rate", log_x=True),
+    "bars": lambda: figures.bars({"frozen": 0.02, "prefix tuning": 0.95}, title="Held out"),
+    "blocks": lambda: figures.blocks(
+        {"split": ENTRIES.view(4, 2, 3).transpose(0, 1), "view alone": ENTRIES.reshape(2, 4, 3)},
+        colour_by=head_of,
+        block_name="head",
+        title="Two heads",
+    ),
+}
+every_example = pytest.mark.parametrize("draw", EXAMPLES.values(), ids=EXAMPLES.keys())
+
+
+@pytest.fixture
+def shown(monkeypatch) -> list[tuple[dict, dict]]:
+    """The outputs, each a mime bundle and its metadata."""
+    outputs = []
+
+    def display(data, *, metadata=None, raw):
+        assert raw
+        outputs.append((data, metadata or {}))
+
+    monkeypatch.setattr(figures, "display", display)
+    return outputs
+
+
+def picture_of(shown) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(shown[0][0]["image/png"])))
+
+
+# Showing
+
+
+@every_example
+def test_shows_a_figure_and_its_sentence_once(draw, shown):
+    assert draw() is None
+    (figure, metadata), (caption, _) = shown
+    sentence = figure["text/plain"]
+    assert figure.keys() == {"image/png", "text/plain"}
+    assert metadata == {"image/png": {"alt": sentence}}
+    assert caption == {"text/plain": sentence, "text/markdown": caption["text/markdown"]}
+    assert caption["text/markdown"].replace("\\", "") == f"*Figure.* {sentence}"
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert plt.get_fignums() == []
+
+
+@every_example
+def test_two_calls_give_the_same_bytes(draw, shown):
+    draw()
+    with plt.rc_context({"font.size": 20, "axes.facecolor": "red", "savefig.dpi": 30}):  # a reader's own style
+        draw()
+    assert shown[0] == shown[2]
+    assert shown[1] == shown[3]
+
+
+@every_example
+def test_picture_is_opaque_small_and_bare_of_versions(draw, shown):
+    draw()
+    picture = picture_of(shown)
+    assert "transparency" not in picture.info
+    assert picture.convert("RGBA").getchannel("A").getextrema() == (255, 255)
+    assert not {"Software", "Creation Time", "date"} & picture.info.keys()
+    assert len(base64.b64decode(shown[0][0]["image/png"])) < 60_000
+
+
+@every_example
+def test_letters_are_large_enough_and_inside(draw, shown, monkeypatch):
+    drawn = []
+    draw_text = Text.draw
+
+    def spy(text, renderer):
+        draw_text(text, renderer)
+        if text.get_text():
+            drawn.append((text, text.get_window_extent(renderer).extents, text.get_figure(root=True).bbox.extents))
+
+    monkeypatch.setattr(Text, "draw", spy)
+    draw()
+    assert len(drawn) > 5
+    for text, (left, low, right, high), (_, _, width, height) in drawn:
+        assert text.get_fontsize() >= 8, text
+        assert min(left, low) >= 0, text
+        assert right <= width, text
+        assert high <= height, text
+
+
+def test_show_wants_a_sentence(shown):
+    figure = plt.figure()
+    with pytest.raises(ValueError, match="sentence"):
+        figures.show(figure, "  ")
+    figures.show(figure, "An empty *square* of <pad>.")
+    assert shown[1][0]["text/markdown"] == r"*Figure.* An empty \*square\* of \<pad\>."
+
+
+def test_helpers_alone_does_not_load_matplotlib():
+    code = "import sys, helpers; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_prefix_is_outlined(shown):
+    figures.heat_map(WEIGHTS)
+    figures.heat_map(WEIGHTS, prefix_length=2)
+    orange = [int(figures.PREFIX_COLOUR[i : i + 2], 16) for i in (1, 3, 5)]
+    counts = [
+        (np.abs(np.asarray(picture_of(shown[first:]).convert("RGB"), int) - orange).max(axis=-1) < 12).sum()
+        for first in (0, 2)
+    ]
+    assert counts[0] == 0
+    assert counts[1] > 500
+
+
+# Sentences
+
+
+def test_heat_map_sentence():
+    assert figures.heat_map_sentence(WEIGHTS) == (
+        "Weight, 3 queries by 4 keys: query 1 attends most to key 0, weight 0.45; "
+        "the favourite keys of queries 0 to 2 are 3, 0, 1."
+    )
+
+
+def test_heat_map_sentence_with_prefix_and_labels():
+    sentence = figures.heat_map_sentence(
+        torch.tensor(WEIGHTS, requires_grad=True, dtype=torch.bfloat16),
+        prefix_length=2,
+        query_labels=["the", "cat", "sat"],
+        key_labels=["cat", "sat"],
+        title="Lesson 4",
+    )
+    assert sentence == (
+        "Lesson 4, 3 queries by 4 keys: query 1 (cat) attends most to key p0, weight 0.45; "
+        "the favourite keys of queries 0 to 2 are 1, p0, p1; 0.48 of the weight is on the prefix."
+    )
+
+
+def test_heat_map_sentence_of_mask_and_scores():
+    assert figures.heat_map_sentence(MASK) == (
+        "Mask, 3 queries by 5 keys: 12 of 15 pairs may attend; "
+        "keys that queries 0 to 2 may attend to, in turn: 3, 4, 5."
+    )
+    assert figures.heat_map_sentence([[1.5, -np.inf], [-2.0, 0.5]], quantity="score") == (
+        "Score, 2 queries by 2 keys: the largest score is 1.50, of query 0 and key 0; "
+        "the smallest is -2.00, of query 1 and key 0."
+    )
+
+
+def test_heat_maps_sentence():
+    heads = np.stack([np.full((3, 4), 0.25), WEIGHTS])
+    assert figures.heat_maps_sentence(heads, prefix_length=1) == (
+        "Weight, 2 heads, 3 queries by 4 keys: the largest weight, 0.45, is head 1's, from query 1 to key p0; "
+        "the largest of heads 0 to 1 are 0.25, 0.45; the prefix's shares of the weight are 0.25, 0.18."
+    )
+
+
+@given(
+    arrays(float, st.tuples(st.integers(2, 6), st.integers(2, 7)), elements=st.floats(0, 1)),
+    st.integers(0, 2),
+    st.floats(-1e-7, 1e-7),
+)
+def test_heat_map_sentence_names_a_largest_weight_whatever_the_last_bits(weights, prefix_length, noise):
+    weights = weights.round(2)
+    sentence = figures.heat_map_sentence(weights, prefix_length=prefix_length)
+    assert sentence == figures.heat_map_sentence(weights + noise * (weights > 0), prefix_length=prefix_length)
+    query, key, weight = (
+        part.split(" ")[0]
+        for part in sentence.replace(",", " ")
+        .split("query ")[1]
+        .replace("attends most to key ", "")
+        .replace(" weight ", "")
+        .split(" ", 2)
+    )
+    column = int(key[1:]) if key.startswith("p") else int(key) + prefix_length
+    assert weights[int(query), column] == weights.max()
+    assert weight.startswith(f"{weights.max():.2f}")
+
+
+def test_curves_sentence():
+    assert figures.curves_sentence({"prefix": np.linspace(3.21, 0.04, 300)}) == (
+        "Loss by step: loss falls from 3.21 to 0.04 in 300 steps (prefix)."
+    )
+    assert figures.curves_sentence({"a": [1, 2, 3], "b": [2.001, 9, 1.999]}, y_label="score", title="Two runs") == (
+        "Two runs: score rises from 1.00 to 3.00 in 3 steps (a); score stays at 2.00 in 3 steps (b)."
+    )
+
+
+def test_curves_sentence_speaks_of_means_when_smoothed():
+    assert "falls from 2.50 to 0.50 in 5 epochs" in figures.curves_sentence(
+        {"prefix": [3, 2, 4, 1, 0]}, smooth=2, x_label="epoch"
+    )
+
+
+def test_curves_sentence_names_the_peak_of_an_ablation():
+    assert figures.curves_sentence(
+        {"prefix": [0.2, 0.9, 0.7]}, x=[0.001, 0.01, 0.1], x_label="learning rate", y_label="accuracy", digits=1
+    ) == (
+        "Accuracy by learning rate: accuracy rises from 0.2 to 0.7 between learning rate 0.001 and 0.1, "
+        "with a peak of 0.9 at 0.01 (prefix)."
+    )
+    assert "with a low of 0.10 at 2" in figures.curves_sentence({"loss": [0.5, 0.1, 0.4]}, x=[1, 2, 3])
+
+
+def test_bars_sentence():
+    scores = {"frozen": 0.02, "prefix": 0.954, "full": 0.951}
+    assert figures.bars_sentence(scores, score_label="accuracy") == (
+        "Accuracy: frozen 0.02, prefix 0.95, full 0.95; prefix is best, frozen is worst."
+    )
+    assert figures.bars_sentence(scores, lower_is_better=True, digits=3).endswith("frozen is best, prefix is worst.")
+    assert figures.bars_sentence({"a": 1.001, "b": 0.999}, title="Tie") == "Tie: a 1.00, b 1.00; all are equal."
+
+
+def test_blocks_sentence_tells_a_right_split_from_a_wrong_one():
+    grids = {
+        "hidden states": ENTRIES,
+        "split": ENTRIES.view(4, 2, 3).transpose(0, 1),
+        "view alone": ENTRIES.reshape(2, 4, 3),
+    }
+    both = "features of head 0 and features of head 1"
+    assert figures.blocks_sentence(grids, colour_by=head_of, block_name="head") == (
+        f"Entries by colour: hidden states, 4 by 6, holds {both}; split, 2 heads of 4 by 3: head 0 holds features of "
+        f"head 0, head 1 holds features of head 1; view alone, 2 heads of 4 by 3: head 0 holds {both}, "
+        f"head 1 holds {both}."
+    )
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: figures.heat_map(np.zeros((2, 3, 4))), r"\[query, key\].*\[2, 3, 4\]"),
+        (lambda: figures.heat_map(np.zeros((0, 3))), r"\[0, 3\]"),
+        (lambda: figures.heat_map([[0.5, np.nan]]), r"1 of the 2 numbers of shape \[1, 2\] are NaN"),
+        (lambda: figures.heat_map([[-np.inf, -np.inf]]), r"no number of shape \[1, 2\] is finite"),
+        (lambda: figures.heat_map(WEIGHTS, prefix_length=5), "0 to 4.*got 5"),
+        (lambda: figures.heat_map(WEIGHTS, query_labels=["a"]), "3 query_labels; got 1"),
+        (lambda: figures.heat_map(WEIGHTS, key_labels=list("abcd"), prefix_length=1), "need 3 key_labels; got 4"),
+        (lambda: figures.heat_maps(WEIGHTS), r"\[heads, query, key\].*\[3, 4\]"),
+        (lambda: figures.curves({}), "1 to 7 lines; got 0"),
+        (lambda: figures.curves({str(i): [1, 2] for i in range(8)}), "1 to 7 lines; got 8"),
+        (lambda: figures.curves({"a": [[1.0], [2.0]]}), r"'a' needs.*one dimension; got shape \[2, 1\]"),
+        (lambda: figures.curves({"a": [1.0, np.nan]}), "'a' needs finite"),
+        (lambda: figures.curves({"a": [1, 2, 3]}, x=[1, 2]), "3 values for 2 places"),
+        (lambda: figures.curves({"a": [1, 2, 3]}, smooth=3), "smooth must be 1 to 2"),
+        (lambda: figures.bars({"a": 1.0}), "two scores or more; got 1"),
+        (lambda: figures.bars({"a": 1.0, "b": np.inf}), "finite"),
+        (lambda: figures.blocks({}, colour_by=head_of), "got none"),
+        (lambda: figures.blocks({"x": [1, 2]}, colour_by=str), r"'x' needs \[row, column\].*got shape \[2\]"),
+        (lambda: figures.blocks({"x": [list(range(8))]}, colour_by=str), "7 groups; colour_by named 8"),
+    ],
+)
+def test_wrong_input_is_refused_at_the_door(call, message, shown):
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert shown == []
