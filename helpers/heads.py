@@ -6,9 +6,7 @@ from torch import Tensor
 from helpers._shapes import Shaped
 
 
-def split_heads(
-    x: Shaped[Tensor, "batch seq heads*head_dim"], num_heads: int
-) -> Shaped[Tensor, "batch heads seq head_dim"]:
+def split_heads(x: Shaped[Tensor, "batch seq model_dim"], num_heads: int) -> Shaped[Tensor, "batch heads seq head_dim"]:
     """Give every head its own slice of the features.
 
         [batch, seq, heads * head_dim] -> [batch, heads, seq, head_dim]
