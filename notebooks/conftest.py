@@ -28,10 +28,6 @@ THUMBNAIL = 16
 FIGURE_TOLERANCE = 0.06
 
 
-class KernelDied(Exception):
-    pass
-
-
 class WatchedKernel(RunningKernel):
     """nbval's kernel, which also notices its own death and runs a cell as a front end does."""
 
@@ -48,7 +44,7 @@ class WatchedKernel(RunningKernel):
                 return super().await_reply(msg_id, timeout=min(1.0, max(0.0, end - time.monotonic())))
             except Empty:
                 if not self.is_alive():
-                    raise KernelDied from None
+                    raise RuntimeError("The kernel died while it ran this cell") from None
                 if time.monotonic() >= end:
                     raise
 
@@ -111,10 +107,7 @@ def pytest_runtest_call(item):
     if not isinstance(item, nbval.plugin.IPyNbCell):
         return (yield)
     _refuse_stored_cell(item)
-    try:
-        result = yield
-    except KernelDied:
-        item.raise_cell_error("The kernel died while it ran this cell")
+    result = yield
     _compare_run(item)
     return result
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import subprocess
 import sys
 
@@ -203,17 +204,9 @@ def test_heat_map_sentence_names_a_largest_weight_whatever_the_last_bits(weights
     weights = weights.round(2)
     sentence = figures.heat_map_sentence(weights, prefix_length=prefix_length)
     assert sentence == figures.heat_map_sentence(weights + noise * (weights > 0), prefix_length=prefix_length)
-    query, key, weight = (
-        part.split(" ")[0]
-        for part in sentence.replace(",", " ")
-        .split("query ")[1]
-        .replace("attends most to key ", "")
-        .replace(" weight ", "")
-        .split(" ", 2)
-    )
-    column = int(key[1:]) if key.startswith("p") else int(key) + prefix_length
-    assert weights[int(query), column] == weights.max()
-    assert weight.startswith(f"{weights.max():.2f}")
+    found = re.search(r"query (\d+) attends most to key (p?)(\d+), weight (\d\.\d\d)", sentence)
+    query, in_prefix, key, weight = int(found[1]), found[2] == "p", int(found[3]), float(found[4])
+    assert weights[query, key + (0 if in_prefix else prefix_length)] == weight == weights.max()
 
 
 def test_curves_sentence():

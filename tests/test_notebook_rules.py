@@ -16,7 +16,7 @@ def good_notebook() -> rules.Notebook:
         v4.new_markdown_cell("# One head\n\nUses `helpers.figures.heat_map` and `helpers/figures.py`."),
         v4.new_code_cell("import sys", execution_count=1),
         v4.new_markdown_cell("## Weights\n\nThe word `just` is code here.\n\n```\n# no heading\n```"),
-        v4.new_code_cell("draw()  # the weights", execution_count=2),
+        v4.new_code_cell("weights = draw()  # [seq, keys], after softmax", execution_count=2),
         v4.new_markdown_cell("### A wrong width\n\nSee [one head](conftest.py)."),
         v4.new_code_cell("raise ValueError('width')", execution_count=3, metadata={"tags": ["raises-exception"]}),
     ]
@@ -51,6 +51,7 @@ RULES = [
     rules.test_headings,
     rules.test_nothing_is_loaded_from_the_network,
     rules.test_code_gives_the_same_output_twice,
+    rules.test_shape_comments_are_checked,
     rules.test_prose_is_plain,
     rules.test_what_prose_names_exists,
 ]
@@ -191,6 +192,14 @@ FAULTS = {
     "display update": (
         set_source(FIGURE, "display(x, display_id=True).update(y)"),
         rules.test_code_gives_the_same_output_twice,
+    ),
+    "shape comment on an expression": (
+        set_source(FIGURE, "draw(x)  # [8, 12]"),
+        rules.test_shape_comments_are_checked,
+    ),
+    "shape comment on a line of its own": (
+        set_source(FIGURE, "# [heads, seq]\nx = draw()"),
+        rules.test_shape_comments_are_checked,
     ),
     "filler": (append(PROSE, "\nIt is Simply a sum."), rules.test_prose_is_plain),
     "filler in a comment": (append(FIGURE, "\n# clearly the same"), rules.test_prose_is_plain),

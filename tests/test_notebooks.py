@@ -16,7 +16,8 @@ from store_notebooks import METADATA, NOTEBOOKS
 
 PROJECT = NOTEBOOKS.parent
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
-UNCHECKED_CELLS = runpy.run_path(str(NOTEBOOKS / "conftest.py"))["UNCHECKED_CELLS"]
+HARNESS = runpy.run_path(str(NOTEBOOKS / "conftest.py"))
+UNCHECKED_CELLS = HARNESS["UNCHECKED_CELLS"]
 
 MAX_BYTES = 400_000
 MAX_LINES, MAX_MEDIAN = 25, 6
@@ -180,6 +181,12 @@ def test_code_gives_the_same_output_twice(notebook):
     for cell in notebook.code:
         for pattern, reason in BANNED_CODE.items():
             assert not re.search(pattern, cell.source), f"{cell.id}: {reason}"
+
+
+def test_shape_comments_are_checked(notebook):
+    for cell in notebook.code:
+        left = re.search(r"# \[.*", HARNESS["check_shape_comments"](cell.source))
+        assert not left, f"{cell.id}: {left[0]!r} stands on no assignment or return, so that nothing checks it"
 
 
 def test_prose_is_plain(notebook):
