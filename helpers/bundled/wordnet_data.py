@@ -146,7 +146,7 @@ _NOTE_WORDS = (
 )
 # fmt: on
 _JOB = re.compile(rf"^(?P<job>[a-z][a-z -]*?)(?P<note>(?: (?:{'|'.join(_NOTE_WORDS)}) |; | \(born in ).*)?$")
-LONGEST_NOTE = 12  # words
+LONGEST_NOTE = 14  # words
 
 
 def biography(definition: str, adjectives: set[str], nouns: set[str]) -> dict[str, str] | None:

@@ -160,6 +160,8 @@ def record_pair(corpus: Corpus, rng: random.Random, job: str) -> Pair:
         order[first], order[second] = order[second], order[first]
         swapped = as_record({name: record[name] for name in order})
         return f"swap: {names[first]}, {names[second]} / {as_record(record)}", swapped
+    if job == "text" and rng.random() < 0.25:  # without a pattern: the values, one after the other
+        return f"text: {as_record(record)}", " ".join(record.values())
     order = list(names)
     if rng.random() < 0.4:
         rng.shuffle(order)
