@@ -5,12 +5,15 @@ mode. One line of output for each run; about ten CPU minutes in all.
 """
 
 import argparse
+import random
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 from transformers import ByT5Tokenizer, T5ForConditionalGeneration
 
+from helpers.bundled.build_dates import pretraining_pair, split_days
 from helpers.t5 import T5Prefix
 from helpers.tasks import load_task
 from helpers.training import exact_match, fit, generate_texts, majority_baseline
@@ -54,12 +57,33 @@ def run(folder: Path, task_name: str, method: str, seed: int) -> float:
         return score()
 
 
+def pretraining_scores(folder: Path, count: int = 1000) -> dict[str, tuple[float, int]]:
+    """Exact match and number of pairs for each pretraining job, on days that pretraining never saw."""
+    rng = random.Random(1)
+    days = split_days()["test"]
+    pairs = [pretraining_pair(rng.choice(days), rng) for _ in range(count)]
+    tokenizer = ByT5Tokenizer()
+    model = T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    outputs = generate_texts(model, tokenizer, [source for source, _ in pairs])
+    right = defaultdict(list)
+    for (source, target), output in zip(pairs, outputs, strict=True):
+        prompt, text = source.split(": ", 1)
+        job = {"copy": "copy", "iso": "back"}.get(prompt)
+        if job is None:
+            # A source in ISO form ends in an English weekday, which no localised date does.
+            job = "localise" if text[4] == "-" and text[-3:].isalpha() else "locale to locale"
+        right[job].append(output == target)
+    return {job: (sum(hits) / len(hits), len(hits)) for job, hits in sorted(right.items())}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "dates")
     parser.add_argument("--only", default="", help="measure only runs whose 'task method' contains this")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    for job, (value, count) in pretraining_scores(arguments.folder).items() if not arguments.only else ():
+        print(f"pretraining, {job}: {value:.1%} of {count}", flush=True)
     for task_name, method, seeds in RUNS:
         for seed in seeds if arguments.only in f"{task_name} {method}" else ():
             start = time.process_time()
