@@ -24,7 +24,8 @@ UNCHECKED_CELLS: dict[str, str] = {}
 
 THUMBNAIL = 16
 # The largest difference of a thumbnail's pixel; black to white is 1. Measured on the figures of helpers.figures:
-# matplotlib 3.10 against 3.11 at most 0.035, another hinting of letters 0.043; wrong data from 0.07 upwards.
+# matplotlib 3.10 against 3.11 at most 0.035, letters hinted otherwise 0.043; other data from 0.07 upwards, but for
+# a change in one of many small heat maps, which their sentence must tell.
 FIGURE_TOLERANCE = 0.06
 
 

@@ -3,8 +3,10 @@
 import base64
 import io
 import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +53,7 @@ EXAMPLES = {
         title="Two heads",
     ),
 }
+HARNESS = runpy.run_path(str(Path(__file__).parents[1] / "notebooks" / "conftest.py"))
 every_example = pytest.mark.parametrize("draw", EXAMPLES.values(), ids=EXAMPLES.keys())
 
 
@@ -150,6 +153,42 @@ def test_the_prefix_is_outlined(shown):
     ]
     assert counts[0] == 0
     assert counts[1] > 500
+
+
+# Comparison, as notebooks/conftest.py does it
+
+
+@every_example
+def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
+    draw()
+    monkeypatch.setitem(figures.STYLE, "text.hinting", "none")
+    draw()
+    assert shown[0][0]["image/png"] != shown[2][0]["image/png"]
+    difference = HARNESS["figure_difference"](shown[0][0]["image/png"], shown[2][0]["image/png"])
+    assert difference < HARNESS["FIGURE_TOLERANCE"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (lambda: figures.heat_map(WEIGHTS), lambda: figures.heat_map(np.array(WEIGHTS)[:, [0, 2, 1, 3]])),
+        (lambda: figures.heat_map(WEIGHTS, prefix_length=2), lambda: figures.heat_map(WEIGHTS, prefix_length=1)),
+        (lambda: figures.heat_map(MASK), lambda: figures.heat_map(np.tri(3, 5, dtype=bool))),
+        (lambda: figures.curves({"a": [3, 2, 1]}), lambda: figures.curves({"a": [3, 1.8, 1]})),
+        (lambda: figures.curves({"a": [3, 2], "b": [2, 1]}), lambda: figures.curves({"a": [2, 1], "b": [3, 2]})),
+        (lambda: figures.bars({"a": 0.9, "b": 0.5}), lambda: figures.bars({"a": 0.9, "b": 0.4})),
+        (
+            lambda: figures.blocks({"x": ENTRIES.view(4, 2, 3).transpose(0, 1)}, colour_by=head_of),
+            lambda: figures.blocks({"x": ENTRIES.reshape(2, 4, 3)}, colour_by=head_of),
+        ),
+    ],
+    ids=["keys swapped", "prefix length", "mask corner", "curve", "curves swapped", "bar", "reshape"],
+)
+def test_other_data_is_another_figure(right, wrong, shown):
+    right()
+    wrong()
+    difference = HARNESS["figure_difference"](shown[0][0]["image/png"], shown[2][0]["image/png"])
+    assert difference > HARNESS["FIGURE_TOLERANCE"]
 
 
 # Sentences
