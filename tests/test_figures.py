@@ -234,15 +234,20 @@ def test_heat_maps_sentence():
     )
 
 
-@given(
-    arrays(float, st.tuples(st.integers(2, 6), st.integers(2, 7)), elements=st.floats(0, 1)),
-    st.integers(0, 2),
-    st.floats(-1e-7, 1e-7),
+WEIGHT_MATRICES = arrays(
+    float, st.tuples(st.integers(2, 6), st.integers(2, 7)), elements=st.integers(0, 100).map(lambda n: n / 100)
 )
-def test_heat_map_sentence_names_a_largest_weight_whatever_the_last_bits(weights, prefix_length, noise):
-    weights = weights.round(2)
+
+
+@given(WEIGHT_MATRICES, st.floats(-1e-7, 1e-7))
+def test_heat_map_sentence_does_not_hang_on_the_last_bits(weights, noise):
+    noisy = weights + noise * np.linspace(0, 1, weights.size).reshape(weights.shape)
+    assert figures.heat_map_sentence(np.abs(noisy)) == figures.heat_map_sentence(weights)
+
+
+@given(WEIGHT_MATRICES, st.integers(0, 2))
+def test_heat_map_sentence_names_a_largest_weight(weights, prefix_length):
     sentence = figures.heat_map_sentence(weights, prefix_length=prefix_length)
-    assert sentence == figures.heat_map_sentence(weights + noise * (weights > 0), prefix_length=prefix_length)
     found = re.search(r"query (\d+) attends most to key (p?)(\d+), weight (\d\.\d\d)", sentence)
     query, in_prefix, key, weight = int(found[1]), found[2] == "p", int(found[3]), float(found[4])
     assert weights[query, key + (0 if in_prefix else prefix_length)] == weight == weights.max()
