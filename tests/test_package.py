@@ -1,0 +1,134 @@
+"""The house: what is promised outside the code agrees with the code."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+from rattler import MatchSpec
+
+import helpers
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
+
+# What Colab's own image held in August 2026.
+COLAB = {"torch": "2.11.0", "transformers": "5.15.0", "einops": "0.8.2", "matplotlib": "3.10.0"}
+
+
+def declared() -> list[Requirement]:
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    every = [Requirement(text) for each in lists for text in each]
+    return [requirement for requirement in every if requirement.name != PROJECT["name"]]
+
+
+def pins(path: str) -> dict[str, str]:
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_the_top_level_holds_what_the_layout_allows():
+    allowed = {"notebooks", "helpers", "environment.yml", "README.md", "tests", "LICENSE", "pyproject.toml"}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    top = {path.split("/")[0] for path in tracked.splitlines()}
+    assert {name for name in top if not name.startswith(".")} == allowed
+
+
+def test_environment_yml_refers_to_the_extras_and_its_specs_are_valid():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    *specs, pip = environment["dependencies"]
+    names = [MatchSpec(spec, strict=True).name.normalized for spec in specs]
+    assert names == ["python", "pip"]
+    assert pip == {"pip": ["-e .[dev]"]}
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    assert "dev" in PROJECT["optional-dependencies"]
+    python = next(spec for spec in specs if spec.startswith("python"))
+    assert python.removeprefix("python ") == PROJECT["requires-python"]
+
+
+def test_constraints_pin_every_dependency_and_satisfy_the_bounds():
+    pinned = pins(".ci/constraints.txt")
+    assert pinned["torch"] == "2.13.0"
+    for requirement in declared():
+        assert requirement.specifier.contains(pinned[requirement.name]), requirement
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    bounds = {requirement.name: requirement.specifier for requirement in declared()}
+    for name, version in pins(".ci/oldest.txt").items():
+        (bound,) = bounds[name]
+        assert bound.operator == ">="
+        assert Version(bound.version) == Version(version), name
+
+
+@pytest.mark.parametrize("name", COLAB)
+def test_colabs_versions_are_admitted(name):
+    bound = next(requirement.specifier for requirement in declared() if requirement.name == name)
+    assert bound.contains(COLAB[name]), f"Colab would have to reinstall {name}"
+
+
+def test_the_distribution_is_not_called_helpers():
+    assert PROJECT["name"] != "helpers"
+    assert any(text.startswith("torch") for text in requires(PROJECT["name"]))
+
+
+def test_continuous_integration_runs_the_readmes_test_command():
+    commands = re.findall(r"^python3 -m venv .*$", README, flags=re.MULTILINE)
+    assert len(commands) == 2
+    to_read, to_test = commands
+    assert to_read.endswith("jupyter lab notebooks")
+    assert to_test.endswith("-m pytest")
+    run = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert to_test in run.splitlines()
+
+
+def test_links_in_the_readme_lead_somewhere():
+    targets = re.findall(r"\]\(([^)]+)\)", README) + re.findall(r'(?:src|href)="([^"]+)"', README)
+    assert len(targets) > 5
+    for target in targets:
+        if target.startswith("https://colab.research.google.com/"):
+            prefix = f"https://colab.research.google.com/github/{REPOSITORY.removeprefix('https://github.com/')}/blob/main/"
+            assert target.startswith(prefix), target
+            assert (ROOT / target.removeprefix(prefix)).is_file(), target
+        elif not target.startswith("https://"):
+            assert (ROOT / target.split("#")[0]).exists(), target
+
+
+def test_the_readmes_lines_of_code_run():
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
+    lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
+    assert 5 <= len(lines) <= 14
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_public_name_can_be_imported_and_is_documented():
+    for name in helpers.__all__:
+        assert getattr(helpers, name).__doc__, name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'; it has MultiHeadAttention"):
+        _ = helpers.nothing
+    assert dir(helpers) == helpers.__all__
+
+
+def test_import_is_cheap():
+    code = """
+        import sys, helpers
+        from helpers import MultiHeadAttention, PrefixEncoder, causal_mask, join_prefix, split_heads
+        heavy = {"transformers", "matplotlib", "peft", "IPython"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())], check=True)
+
+
+def test_helpers_work_without_jaxtyping():
+    code = "import sys; sys.modules['jaxtyping'] = None; import torch, helpers; print(helpers.split_heads(torch.zeros(1, 8, 12), 3).shape)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "torch.Size([1, 3, 8, 4])\n"
