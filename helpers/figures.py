@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-__all__ = ["bars", "blocks", "curves", "heat_map", "heat_maps", "show"]
+__all__ = ["bars", "blocks", "curves", "heat_map", "heat_maps", "shape_table", "show"]
 
 DPI = 110
 WIDTH = 6.4  # inches: what a notebook column shows without scaling
@@ -603,6 +603,26 @@ def _height(grid: np.ndarray, gap: float) -> float:
 
 def _groups(grids, colour_by: Callable[[str], str]) -> list[str]:
     return sorted({colour_by(text) for grid in grids for text in grid.flat})
+
+
+# Tables
+
+
+def shape_table(rows: Sequence[tuple[str, object, str]]) -> None:
+    """Show a table of concept, shape and role, one row for each `(concept, tensor, role)`.
+
+    The shapes are read from the tensors, so that the table cannot say what is not so.
+    """
+    if not rows:
+        raise ValueError("shape_table needs one row or more; got none")
+    table = [("concept", "shape", "role")]
+    table += [(concept, str(list(tensor.shape)), role) for concept, tensor, role in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    plain = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    marked = [(concept, f"`{shape}`", role) for concept, shape, role in table[1:]]
+    marked = [table[0], ("---", "---", "---"), *marked]
+    markdown = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in marked]
+    display({"text/markdown": "\n".join(markdown), "text/plain": "\n".join(plain)}, raw=True)
 
 
 # Words and numbers

@@ -301,6 +301,25 @@ def test_blocks_sentence_tells_a_right_split_from_a_wrong_one():
     )
 
 
+# Tables
+
+
+def test_shape_table_reads_the_shapes(shown):
+    figures.shape_table([("scores", torch.zeros(1, 12, 8, 11), "a|b"), ("K", np.zeros((2, 3)), "`what` a query meets")])
+    [(data, _)] = shown
+    assert data["text/plain"].splitlines() == [
+        "concept  shape           role",
+        "scores   [1, 12, 8, 11]  a|b",
+        "K        [2, 3]          `what` a query meets",
+    ]
+    assert data["text/markdown"].splitlines() == [
+        "| concept | shape | role |",
+        "| --- | --- | --- |",
+        r"| scores | `[1, 12, 8, 11]` | a\|b |",
+        "| K | `[2, 3]` | `what` a query meets |",
+    ]
+
+
 # Errors
 
 
@@ -326,6 +345,7 @@ def test_blocks_sentence_tells_a_right_split_from_a_wrong_one():
         (lambda: figures.blocks({}, colour_by=head_of), "got none"),
         (lambda: figures.blocks({"x": [1, 2]}, colour_by=str), r"'x' needs \[row, column\].*got shape \[2\]"),
         (lambda: figures.blocks({"x": [list(range(8))]}, colour_by=str), "7 groups; colour_by named 8"),
+        (lambda: figures.shape_table([]), "one row or more; got none"),
     ],
 )
 def test_wrong_input_is_refused_at_the_door(call, message, shown):
