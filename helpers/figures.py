@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-__all__ = ["bars", "blocks", "curves", "heat_map", "heat_maps", "shape_table", "show"]
+__all__ = ["bars", "blocks", "curves", "heat_map", "heat_maps", "matrix_product", "shape_table", "show"]
 
 DPI = 110
 WIDTH = 6.4  # inches: what a notebook column shows without scaling
@@ -266,6 +266,59 @@ def heat_maps_sentence(weights, *, prefix_length: int = 0, title: str = "", quan
             f"; the prefix's shares of the weight are {shares}" if heads > 1 else f"; the prefix's share is {shares}"
         )
     return f"{lead}: {facts}."
+
+
+def matrix_product(left, right, *, names: Sequence[str] = ("left", "right", "product"), title: str = "") -> None:
+    """Show `left @ right` as three matrices with their numbers, under the three `names`.
+
+    A row of the left meets a column of the right: their product stands where that row and that column cross.
+    """
+    sentence = matrix_product_sentence(left, right, names=names, title=title)
+    left, right = _array(left).astype(float), _array(right).astype(float)
+    factors = (left, right, left @ right)
+    limits = _colour_limits(np.concatenate([matrix.ravel() for matrix in factors]))
+    cell, gap = (46 / DPI, 40 / DPI), 0.4
+    widths = [
+        max(matrix.shape[1] * cell[0], _text_width(name, 10)) for matrix, name in zip(factors, names, strict=True)
+    ]
+    height = max(len(matrix) for matrix in factors) * cell[1]
+    with _styled():
+        figure = _canvas(sum(widths) + 2 * gap, height + 0.3, title, left=0.15, bottom=0.12, right=0.15)
+        for number, (matrix, name) in enumerate(zip(factors, names, strict=True)):
+            rows, columns = matrix.shape
+            x = sum(widths[:number]) + gap * number
+            inset = (widths[number] - columns * cell[0]) / 2
+            top = (height - rows * cell[1]) / 2
+            axes = _axes(figure, x + inset, 0.3 + top, columns * cell[0], rows * cell[1])
+            _draw_matrix(axes, matrix, 0, limits, numbers=True)
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(f"{name} [{rows}, {columns}]", pad=4)
+            if number:
+                sign = _axes(figure, x - gap, 0.3, gap, height)
+                sign.set_axis_off()
+                sign.text(0.5, 0.5, "@="[number - 1], ha="center", va="center", fontsize=12)
+        show(figure, sentence)
+
+
+def matrix_product_sentence(
+    left, right, *, names: Sequence[str] = ("left", "right", "product"), title: str = ""
+) -> str:
+    left, right = _array(left), _array(right)
+    for matrix in (left, right):
+        _check_matrix(matrix, 2, "[row, column]", 0)
+    if left.shape[1] != right.shape[0] or max(*left.shape, *right.shape) > LARGEST_WITH_NUMBERS:
+        raise ValueError(
+            f"matrix_product shows [rows, n] @ [n, columns] of at most {LARGEST_WITH_NUMBERS} each; "
+            f"got {list(left.shape)} and {list(right.shape)}"
+        )
+    product = left @ right
+    rounded = np.round(product, 2)
+    row, column = np.unravel_index(rounded.argmax(), rounded.shape)
+    sizes = [f"{name} {list(matrix.shape)}" for name, matrix in zip(names, (left, right, product), strict=True)]
+    return (
+        f"{title or 'Matrix product'}: {sizes[0]} times {sizes[1]} gives {sizes[2]}; the largest entry of {names[2]} is "
+        f"{_number(product[row, column])}, in row {row} and column {column}."
+    )
 
 
 def _draw_matrix(axes, values: np.ndarray, prefix_length: int, limits: tuple[float, float], numbers: bool):

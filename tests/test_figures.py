@@ -43,6 +43,9 @@ EXAMPLES = {
     "scores": lambda: figures.heat_map([[1.5, -np.inf], [-2.0, 0.5]], quantity="score"),
     "large": lambda: figures.heat_map(np.eye(30, 40) / 2, prefix_length=10),
     "heat_maps": lambda: figures.heat_maps(np.stack([WEIGHTS] * 5), prefix_length=1, title="Five heads"),
+    "matrix_product": lambda: figures.matrix_product(
+        [[1.0, -2.0, 0.5]], np.arange(12.0).reshape(3, 4) / 3, names=("query", "keys turned", "scores"), title="Scores"
+    ),
     "curves": lambda: figures.curves({"prefix": np.linspace(3, 0, 50), "all": np.linspace(3, 1, 50)}, smooth=5),
     "ablation": lambda: figures.curves({"accuracy": [0.2, 0.9, 0.7]}, x=[0.001, 0.01, 0.1], x_label="rate", log_x=True),
     "bars": lambda: figures.bars({"frozen": 0.02, "prefix tuning": 0.95}, title="Held out"),
@@ -253,6 +256,13 @@ def test_heat_map_sentence_names_a_largest_weight(weights, prefix_length):
     assert weights[query, key + (0 if in_prefix else prefix_length)] == weight == weights.max()
 
 
+def test_matrix_product_sentence():
+    assert figures.matrix_product_sentence([[1, 2, 0]], torch.eye(3)[:, 1:], names=("query", "keys", "scores")) == (
+        "Matrix product: query [1, 3] times keys [3, 2] gives scores [1, 2]; "
+        "the largest entry of scores is 2.00, in row 0 and column 0."
+    )
+
+
 def test_curves_sentence():
     assert figures.curves_sentence({"prefix": np.linspace(3.21, 0.04, 300)}) == (
         "Loss by step: loss falls from 3.21 to 0.04 in 300 steps (prefix)."
@@ -334,6 +344,9 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.heat_map(WEIGHTS, query_labels=["a"]), "3 query_labels; got 1"),
         (lambda: figures.heat_map(WEIGHTS, key_labels=list("abcd"), prefix_length=1), "need 3 key_labels; got 4"),
         (lambda: figures.heat_maps(WEIGHTS), r"\[heads, query, key\].*\[3, 4\]"),
+        (lambda: figures.matrix_product(np.eye(3), np.eye(4)), r"n, columns.*got \[3, 3\] and \[4, 4\]"),
+        (lambda: figures.matrix_product(np.eye(13), np.eye(13)), "at most 12 each"),
+        (lambda: figures.matrix_product([1.0], [[1.0]]), r"\[row, column\].*\[1\]"),
         (lambda: figures.curves({}), "1 to 7 lines; got 0"),
         (lambda: figures.curves({str(i): [1, 2] for i in range(8)}), "1 to 7 lines; got 8"),
         (lambda: figures.curves({"a": [[1.0], [2.0]]}), r"'a' needs.*one dimension; got shape \[2, 1\]"),
