@@ -1,15 +1,17 @@
 """The pretraining stream of the WordNet base: examples of every job, in batches of about equal padded size.
 
-Job          source                                          target
-span         text with some spans replaced by sentinels      the spans, each behind its sentinel
-kind         `kind: <definition>`                            a hypernym of the word defined
-repair       `repair: <text with slips>`                     the text
-define       `define: <word>`                                its definition
-get          `get: size / animal: owl | size: big`           `big`
-values       `values: animal: owl | size: big`               `owl | big`
-swap         `swap: animal, size / animal: owl | size: big`  `size: big | animal: owl`
-text         `text: a [ size ] [ animal ] / animal: owl | ...` `a big owl`
-table        `table: a [ size ] [ animal ] / a big owl`          `animal: owl | size: big`
+Job     source                                               target
+span    text with some spans replaced by sentinels           the spans, each behind its sentinel
+kind    `kind: <definition>`                                 a hypernym of the word defined
+repair  `repair: <text with slips>`                          the text
+define  `define: <word>`                                     its definition
+get     `get: size / animal: owl | size: big`                `big`
+values  `values: animal: owl | size: big`                    `owl | big`
+swap    `swap: animal, size / animal: owl | size: big`       `size: big | animal: owl`
+text    `text: a [ size ] [ animal ] / animal: owl | ...`    `a big owl`
+        `text: animal: owl | size: big`                      `owl big`
+table   `table: a [ size ] [ animal ] / a big owl`           `size: big | animal: owl`
+        `table: size, animal / a big owl`                    the same
 
 The last five are operations on records whose fields and values are drawn at random. They teach copying into
 slots, which is what prefixes later steer. The fields of the bundled tasks are never among them.
