@@ -2,10 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
+
+from helpers.attention import scaled_dot_product_attention
+from helpers.heads import merge_heads, split_heads
+from helpers.masks import causal_mask
 
 NOT_DONE, WRONG, CORRECT = "not done yet", "not right yet", "correct"
 
@@ -38,12 +45,14 @@ class Exercise:
         mistakes: what learners get wrong. One is recognised if it agrees with the answer on every toy.
         read: what is compared: made from the answer's result and the toy's arguments. None compares the result, a
             tensor, a number or a tuple of them.
+        compared: what a sentence calls that which is compared.
     """
 
     right: Callable
     toys: Callable[[torch.Generator], Sequence[tuple]]
     mistakes: Sequence[Mistake] = ()
     read: Callable[..., Any] | None = None
+    compared: str = "Your output"
 
     def __call__(self, answer: Callable) -> None:
         print(self.judge(answer))
@@ -54,7 +63,7 @@ class Exercise:
         if any(outcome.result is None and outcome.error in (None, "NotImplementedError") for outcome in outcomes):
             return Verdict(NOT_DONE, f"fill in {_name(answer)} and run this cell again.")
         differences = [
-            (_difference(outcome, self._outcome(self.right, toy)), toy)
+            (_difference(outcome, self._outcome(self.right, toy), self.compared), toy)
             for outcome, toy in zip(outcomes, toys, strict=True)
         ]
         differences = [(difference, toy) for difference, toy in differences if difference]
@@ -89,14 +98,14 @@ class _Outcome:
     message: str = ""
 
 
-def _difference(got: _Outcome, wanted: _Outcome) -> str:
+def _difference(got: _Outcome, wanted: _Outcome, compared: str = "") -> str:
     """One sentence, or an empty string if there is no difference."""
     if got.error is not None:
         same = (got.error, got.message) == (wanted.error, wanted.message)
         return "" if same else f"Your code raised {got.error}: {got.message.rstrip('.')}."
     if wanted.error is not None:
         return f"Expected {wanted.error}: {wanted.message.rstrip('.')}."
-    return _result_difference(got.result, wanted.result, "Your output")
+    return _result_difference(got.result, wanted.result, compared)
 
 
 def _result_difference(got, wanted, name: str) -> str:
@@ -177,6 +186,465 @@ check_one_query = Exercise(
         Mistake(
             lambda query, keys, values: (keys @ query / len(query) ** 0.5).softmax(dim=0),
             "you returned the weights; the output is the values, mixed with these weights.",
+        ),
+    ],
+)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, number: float) -> tuple[Tensor, Tensor]:
+    """Output and weights, the scores divided by the square root of `number`."""
+    weights = (query @ key.mT / number**0.5).softmax(dim=-1)
+    return weights @ value, weights
+
+
+def _softmax_over_queries(hidden: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = ((hidden @ w_q) @ (hidden @ w_k).mT / w_q.shape[-1] ** 0.5).softmax(dim=-2)
+    return weights @ (hidden @ w_v), weights
+
+
+check_self_attention = Exercise(
+    right=lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1]),
+    toys=lambda draw: [
+        (
+            _random(draw, batch, seq, model_dim),
+            *(_random(draw, model_dim, size) for size in (head_dim, head_dim, value_dim)),
+        )
+        for batch, seq, model_dim, head_dim, value_dim in [(2, 5, 7, 3, 4), (3, 4, 6, 9, 6)]
+    ],
+    mistakes=[
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, 1),
+            "the scores were not divided by the square root of head_dim.",
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1] ** 2),
+            "the scores were divided by head_dim, not by its square root.",
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, x.shape[-1]),
+            lambda x, w_q, w_k, w_v: (
+                f"the scores were divided by the square root of model_dim, {x.shape[-1]}; the square root of head_dim, "
+                f"{w_q.shape[-1]}, belongs there."
+            ),
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, x.shape[1]),
+            lambda x, w_q, w_k, w_v: (
+                f"the scores were divided by the square root of the number of tokens, {x.shape[1]}; the square root of "
+                f"head_dim, {w_q.shape[-1]}, belongs there."
+            ),
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_k, x @ w_q, x @ w_v, w_q.shape[-1]),
+            "queries and keys have changed places: rows of the weights must be queries, so query @ key.mT.",
+        ),
+        Mistake(
+            _softmax_over_queries,
+            "the softmax ran over the queries: the columns of the weights sum to 1, and the rows should.",
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x, w_q.shape[-1]),
+            "the weights were applied to the hidden states: project them with w_v to values first.",
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1])[0],
+            "you returned the output alone; return the output and the weights.",
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1])[::-1],
+            "output and weights have changed places: return the output first.",
+        ),
+    ],
+)
+
+
+def _sharp_map(matrices, num_tokens: int) -> Tensor:
+    """Where the head that these matrices make, on one-hot positions, has a weight above 0.99; without token 0."""
+    w_q, w_k = matrices
+    if not list(w_q.shape) == list(w_k.shape) == [num_tokens, num_tokens]:
+        raise ValueError(
+            f"w_q has shape {list(w_q.shape)} and w_k {list(w_k.shape)}, expected [{num_tokens}, {num_tokens}] twice"
+        )
+    return ((w_q @ w_k.mT / num_tokens**0.5).softmax(dim=-1) > 0.99)[1:]
+
+
+def _shifted(num_tokens: int, steps: int, strength: float = 100.0) -> tuple[Tensor, Tensor]:
+    keys = torch.eye(num_tokens)
+    return strength * keys.roll(steps, dims=0), keys
+
+
+check_previous_token = Exercise(
+    right=lambda num_tokens: _shifted(num_tokens, 1),
+    toys=lambda draw: [(5,), (8,)],
+    read=_sharp_map,
+    compared="The map of weights above 0.99, for all tokens but the first,",
+    mistakes=[
+        Mistake(lambda n: _shifted(n, -1), "every token attends to the token after it, not to the one before."),
+        Mistake(lambda n: _shifted(n, 0), "every token attends to itself, not to the one before it."),
+        Mistake(
+            lambda n: _shifted(n, 1, strength=0.0),
+            "no weight exceeds 0.99: the differences between the scores are too small, so make w_q or w_k larger.",
+        ),
+    ],
+)
+
+
+# Lesson 3
+
+
+def _decoder_mask(not_padding: Tensor, triangle: Tensor) -> Tensor:
+    return not_padding[:, None, None, :] & triangle
+
+
+def _triangle(attention_mask: Tensor, diagonal: int = 0) -> Tensor:
+    return torch.ones(attention_mask.shape[1], attention_mask.shape[1], dtype=torch.bool).tril(diagonal)
+
+
+def _right_decoder_mask(attention_mask: Tensor) -> Tensor:
+    return _decoder_mask(attention_mask.bool(), _triangle(attention_mask))
+
+
+check_decoder_mask = Exercise(
+    right=_right_decoder_mask,
+    toys=lambda draw: [
+        (torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),),
+        (torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1]]),),
+    ],
+    mistakes=[
+        Mistake(
+            lambda given: _decoder_mask(given.bool(), _triangle(given).T),
+            "the triangle is upside down: queries see what comes after them, and not what came before.",
+        ),
+        Mistake(
+            lambda given: _decoder_mask(given.bool(), _triangle(given, -1)),
+            "no token sees itself: the diagonal of the triangle must be True.",
+        ),
+        Mistake(
+            lambda given: given.bool()[:, None, :, None] & _triangle(given),
+            "padding hides queries (rows); it has to hide keys (columns), on the last axis.",
+        ),
+        Mistake(
+            lambda given: ~_right_decoder_mask(given),
+            "True and False are swapped: True = may attend.",
+        ),
+        Mistake(
+            lambda given: given.bool()[:, None, None, :] | _triangle(given),
+            'the two masks were joined with "or": a key must be real and not in the future, so "and".',
+        ),
+        Mistake(
+            lambda given: given.bool()[:, None, None, :].expand(-1, 1, given.shape[1], -1),
+            "padding is hidden, but there is no triangle: queries see the future.",
+        ),
+        Mistake(
+            lambda given: given.bool()[:, None, None, :],
+            "padding is hidden, but there is no triangle: queries see the future.",
+        ),
+        Mistake(
+            lambda given: _decoder_mask(torch.ones_like(given, dtype=torch.bool), _triangle(given)),
+            "the triangle is right, but the padding is visible.",
+        ),
+        Mistake(_triangle, "the triangle is right, but the padding is visible."),
+    ],
+)
+
+
+def _cross_attention(
+    x, context, w_q, w_k, w_v, w_o, num_heads, *, split=split_heads, merge=merge_heads, scale=None
+) -> Tensor:
+    query, key, value = (split(projected, num_heads) for projected in (x @ w_q.T, context @ w_k.T, context @ w_v.T))
+    return merge(scaled_dot_product_attention(query, key, value, scale=scale)[0]) @ w_o.T
+
+
+def _split_with_view_alone(x: Tensor, num_heads: int) -> Tensor:
+    return x.reshape(x.shape[0], num_heads, x.shape[1], -1)
+
+
+def _merge_with_reshape_alone(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], x.shape[2], -1)
+
+
+check_cross_attention = Exercise(
+    right=_cross_attention,
+    toys=lambda draw: [
+        (
+            _random(draw, batch, queries, model_dim),
+            _random(draw, batch, keys, model_dim),
+            *(_random(draw, heads * head_dim, model_dim) for _ in range(3)),
+            _random(draw, model_dim, heads * head_dim),
+            heads,
+        )
+        for batch, queries, keys, heads, head_dim, model_dim in [(2, 5, 7, 3, 4, 10), (4, 3, 6, 2, 5, 8)]
+    ],
+    mistakes=[
+        Mistake(
+            partial(_cross_attention, split=_split_with_view_alone),
+            "heads were split with view alone: head 0 got whole tokens instead of a slice of every token's features.",
+        ),
+        Mistake(
+            partial(_cross_attention, merge=_merge_with_reshape_alone),
+            "heads were merged with reshape alone: one output row holds several tokens of the same head; heads and "
+            "tokens have to change places first.",
+        ),
+        Mistake(
+            partial(_cross_attention, split=_split_with_view_alone, merge=_merge_with_reshape_alone),
+            "heads were split and merged with view alone: tokens and heads have to change places both times.",
+        ),
+        Mistake(
+            lambda x, context, *others: _cross_attention(x, x, *others),
+            "keys and values were made from x, so this is self-attention: they come from context.",
+        ),
+        Mistake(
+            lambda x, context, *others: _cross_attention(context, x, *others),
+            "the roles are swapped: queries come from x, keys and values from context.",
+        ),
+        Mistake(
+            lambda x, context, *others: _cross_attention(context, context, *others),
+            "queries were made from context: they come from x.",
+        ),
+        Mistake(
+            lambda x, context, w_q, w_k, w_v, *others: _cross_attention(x, context, w_q, w_v, w_k, *others),
+            "w_k and w_v have changed places.",
+        ),
+        Mistake(
+            lambda x, context, w_q, w_k, w_v, w_o, heads: _cross_attention(x, context, w_q, w_k, w_v, w_o, 1),
+            "there is one head: the projections were not split into num_heads.",
+        ),
+        Mistake(
+            lambda x, context, w_q, w_k, w_v, w_o, heads: _cross_attention(
+                x, context, w_q, w_k, w_v, torch.eye(len(w_q), dtype=x.dtype), heads
+            ),
+            "the merged heads were returned: the output projection w_o is missing.",
+        ),
+        Mistake(
+            lambda x, context, w_q, *others: _cross_attention(x, context, w_q, *others, scale=len(w_q) ** -0.5),
+            "the scores were divided by the square root of all features together; head_dim belongs there.",
+        ),
+        Mistake(partial(_cross_attention, scale=1.0), "the scores were not divided by the square root of head_dim."),
+    ],
+)
+
+
+def _cached_step(query, key, value, past_key, past_value, mask=causal_mask) -> tuple[Tensor, Tensor, Tensor]:
+    key, value = torch.cat([past_key, key], dim=2), torch.cat([past_value, value], dim=2)
+    visible = mask(query.shape[2], key.shape[2])
+    return scaled_dot_product_attention(query, key, value, visible)[0], key, value
+
+
+check_cached_step = Exercise(
+    right=_cached_step,
+    toys=lambda draw: [
+        (
+            *(_random(draw, batch, heads, new, head_dim) for _ in range(3)),
+            *(_random(draw, batch, heads, past, head_dim) for _ in range(2)),
+        )
+        for batch, heads, new, past, head_dim in [(2, 3, 4, 7, 5), (1, 2, 3, 6, 4)]
+    ],
+    mistakes=[
+        Mistake(
+            partial(_cached_step, mask=lambda queries, keys: torch.ones(queries, keys).tril().bool()),
+            "the triangle stands in the top-left corner, as with is_causal=True: the first new token sees key 0 alone, "
+            "instead of the whole past and itself.",
+        ),
+        Mistake(
+            partial(_cached_step, mask=lambda queries, keys: None),
+            "there is no mask: a new token sees the new tokens that come after it.",
+        ),
+        Mistake(
+            partial(_cached_step, mask=lambda queries, keys: causal_mask(queries, keys).tril(keys - queries - 1)),
+            "a new token does not see itself: the diagonal is one column too far left.",
+        ),
+        Mistake(
+            lambda query, key, value, past_key, past_value: _cached_step(query, past_key, past_value, key, value),
+            "the new keys stand in front of the past: the past comes first.",
+        ),
+        Mistake(
+            lambda query, key, value, past_key, past_value: (
+                scaled_dot_product_attention(query, key, value, causal_mask(query.shape[2]))[0],
+                *_cached_step(query, key, value, past_key, past_value)[1:],
+            ),
+            "the cache is right, but the new tokens attended to each other alone and not to the past.",
+        ),
+        Mistake(
+            lambda query, key, value, past_key, past_value: (
+                _cached_step(query, key, value, past_key, past_value)[0],
+                key,
+                value,
+            ),
+            "the output is right, but the new keys and values were returned alone: the next step needs the past too.",
+        ),
+    ],
+)
+
+
+# Lesson 4
+
+
+def _split_prefix(prefix: Tensor, num_heads: int, pattern: str) -> tuple[Tensor, Tensor]:
+    key, value = rearrange(prefix, f"b p ({pattern}) -> kv b h p d", kv=2, h=num_heads)
+    return key, value
+
+
+check_split_prefix = Exercise(
+    right=partial(_split_prefix, pattern="kv h d"),
+    toys=lambda draw: [
+        (_random(draw, batch, prefix, 2 * heads * head_dim), heads)
+        for batch, prefix, heads, head_dim in [(1, 4, 3, 5), (2, 3, 4, 6)]
+    ],
+    mistakes=[
+        Mistake(
+            lambda prefix, heads: _split_prefix(prefix, heads, "kv h d")[::-1],
+            "keys and values have changed places: the first half of a row is the key.",
+        ),
+        Mistake(
+            partial(_split_prefix, pattern="h d kv"),
+            "keys and values were taken in turn, one number each: the first half of a row is the key.",
+        ),
+        Mistake(
+            partial(_split_prefix, pattern="h kv d"),
+            "the rows were cut into heads before they were cut in half: head 0 got the key's numbers of heads 0 and 1.",
+        ),
+        Mistake(
+            lambda prefix, heads: tuple(_split_with_view_alone(half, heads) for half in prefix.chunk(2, dim=-1)),
+            "heads were split with view alone: head 0 got whole slots instead of a slice of every slot's features.",
+        ),
+        Mistake(
+            lambda prefix, heads: prefix.chunk(2, dim=-1),
+            "the halves are right, but they are not split into heads yet.",
+        ),
+    ],
+)
+
+
+def _prefix_attention(query, key, value, prefix_key, prefix_value, mask, new_columns=None) -> Tensor:
+    if new_columns is None:
+        new_columns = torch.ones(len(mask), prefix_key.shape[2], dtype=torch.bool)
+    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+    return scaled_dot_product_attention(query, key, value, torch.cat([new_columns, mask], dim=1))[0]
+
+
+def _mask_behind_its_prefix(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
+    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+    return scaled_dot_product_attention(query, key, value, F.pad(mask, (0, prefix_key.shape[2]), value=True))[0]
+
+
+def _prefix_behind_its_mask(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
+    key, value = torch.cat([key, prefix_key], dim=2), torch.cat([value, prefix_value], dim=2)
+    return scaled_dot_product_attention(query, key, value, F.pad(mask, (prefix_key.shape[2], 0), value=True))[0]
+
+
+def _prefix_with_queries(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
+    return _prefix_attention(
+        torch.cat([prefix_key, query], dim=2),
+        key,
+        value,
+        prefix_key,
+        prefix_value,
+        F.pad(mask, (0, 0, prefix_key.shape[2], 0), value=True),
+    )
+
+
+check_prefix_attention = Exercise(
+    right=_prefix_attention,
+    toys=lambda draw: [
+        (
+            *(_random(draw, batch, heads, length, head_dim) for length in (queries, keys, keys, prefix, prefix)),
+            causal_mask(queries, keys),
+        )
+        for batch, heads, queries, keys, prefix, head_dim in [(2, 3, 5, 6, 4, 7), (1, 4, 3, 5, 2, 6)]
+    ],
+    mistakes=[
+        Mistake(
+            lambda *toy: _prefix_attention(*toy, new_columns=torch.zeros(len(toy[-1]), toy[3].shape[2]).bool()),
+            "this is the output without a prefix: it was not joined, or its columns of the mask are False.",
+        ),
+        Mistake(
+            lambda *toy: _prefix_attention(*toy[:-1], torch.ones_like(toy[-1])),
+            "the mask was dropped: every query sees every key.",
+        ),
+        Mistake(
+            _mask_behind_its_prefix,
+            "the mask grew at the other end than the keys: the prefix is in front, so are its columns.",
+        ),
+        Mistake(
+            _prefix_behind_its_mask,
+            "the prefix stands behind the keys, but the new columns of the mask in front.",
+        ),
+        Mistake(
+            lambda query, key, value, prefix_key, prefix_value, mask: _prefix_attention(
+                query, key, value, prefix_key, prefix_key, mask
+            ),
+            "the prefix's keys serve as its values too: prefix_value is not used.",
+        ),
+        Mistake(
+            _prefix_with_queries,
+            "the prefix got queries: rows of the output belong to tokens, so the queries stay as they are.",
+        ),
+        Mistake(
+            lambda query, key, value, prefix_key, prefix_value, mask: _prefix_attention(
+                query,
+                key,
+                value,
+                prefix_key,
+                prefix_value,
+                torch.ones(len(mask), mask.shape[1] + prefix_key.shape[2]).tril().bool()[:, prefix_key.shape[2] :],
+                torch.ones(len(mask), prefix_key.shape[2]).tril().bool(),
+            ),
+            "a triangle was laid over the prefix too: every query sees the whole prefix.",
+        ),
+    ],
+)
+
+
+def _prefix_weights(query, key, prefix_key, scale=None, dim=-1) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return (scale * query @ torch.cat([prefix_key, key], dim=2).mT).softmax(dim)[..., : prefix_key.shape[2]]
+
+
+def _prefix_share(query, key, prefix_key, **options) -> Tensor:
+    return _prefix_weights(query, key, prefix_key, **options).sum(dim=-1, keepdim=True)
+
+
+def _share_of_the_last_columns(query, key, prefix_key) -> Tensor:
+    scores = query.shape[-1] ** -0.5 * query @ torch.cat([prefix_key, key], dim=2).mT
+    return scores.softmax(dim=-1)[..., -prefix_key.shape[2] :].sum(dim=-1, keepdim=True)
+
+
+check_prefix_share = Exercise(
+    right=_prefix_share,
+    toys=lambda draw: [
+        tuple(_random(draw, batch, heads, length, head_dim) for length in (queries, keys, prefix))
+        for batch, heads, queries, keys, prefix, head_dim in [(2, 3, 5, 6, 4, 7), (1, 4, 3, 7, 2, 5)]
+    ],
+    mistakes=[
+        Mistake(
+            lambda *toy: 1 - _prefix_share(*toy),
+            "this is what is left for the content: the share of the prefix is 1 minus it.",
+        ),
+        Mistake(
+            lambda *toy: _prefix_weights(*toy).mean(dim=-1, keepdim=True),
+            "the weights on the prefix were averaged: the share is their sum.",
+        ),
+        Mistake(
+            lambda query, key, prefix_key: torch.ones_like(query[..., :1]),
+            "every share is 1: the softmax ran over the prefix alone; it runs over prefix and content together.",
+        ),
+        Mistake(
+            lambda query, key, prefix_key: torch.full_like(
+                query[..., :1], prefix_key.shape[2] / (prefix_key.shape[2] + key.shape[2])
+            ),
+            "this is the share if all scores were equal: it depends on the query.",
+        ),
+        Mistake(
+            partial(_prefix_share, scale=1.0),
+            "the scores were not divided by the square root of head_dim.",
+        ),
+        Mistake(
+            partial(_prefix_share, dim=-2),
+            "the softmax ran over the queries: it runs over the keys, the last axis.",
+        ),
+        Mistake(
+            _share_of_the_last_columns,
+            "the last columns were summed: the prefix stands in front.",
         ),
     ],
 )
