@@ -143,7 +143,13 @@ def _name(answer: Callable) -> str:
 
 
 def _described(toy: tuple) -> str:
-    return ", ".join(str(list(a.shape)) if isinstance(a, Tensor) else repr(a) for a in toy)
+    return ", ".join(map(_description, toy))
+
+
+def _description(argument: Any) -> str:
+    if isinstance(argument, Tensor):
+        return str(list(argument.shape))
+    return argument.__name__ if callable(argument) else repr(argument)
 
 
 def _random(generator: torch.Generator, *shape: int) -> Tensor:
@@ -285,6 +291,142 @@ check_previous_token = Exercise(
             lambda n: _shifted(n, 1, strength=0.0),
             "no weight exceeds 0.99: the differences between the scores are too small, so make w_q or w_k larger.",
         ),
+    ],
+)
+
+
+# Lesson 2
+
+
+def _split(x: Tensor, num_heads: int) -> Tensor:
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _view_alone(x: Tensor, num_heads: int) -> Tensor:
+    batch, seq, features = x.shape
+    return x.reshape(batch, num_heads, seq, features // num_heads)
+
+
+def _tokens_of_head_0(x: Tensor, num_heads: int) -> str:
+    return (
+        f"heads were split with view alone: all {x.shape[1]} rows of head 0 come from the first "
+        f"{-(-x.shape[1] // num_heads)} of {x.shape[1]} tokens."
+    )
+
+
+check_split_heads = Exercise(
+    right=_split,
+    toys=lambda draw: [(_random(draw, 2, 5, 3 * 4), 3), (_random(draw, 1, 4, 2 * 3), 2), (_random(draw, 5, 3, 28), 7)],
+    mistakes=[
+        Mistake(_view_alone, _tokens_of_head_0),
+        Mistake(
+            lambda x, num_heads: _view_alone(x, num_heads).flatten(0, 1),
+            lambda x, num_heads: _tokens_of_head_0(x, num_heads) + " Also, the heads are folded into the batch.",
+        ),
+        Mistake(
+            lambda x, num_heads: x.unflatten(-1, (num_heads, -1)),
+            "the transpose is missing: the axes are batch, seq, heads, head_dim, and the head has to come before seq.",
+        ),
+        Mistake(
+            lambda x, num_heads: x.unflatten(-1, (-1, num_heads)).movedim(-1, 1),
+            lambda x, num_heads: (
+                f"head 0 took features 0, {num_heads}, {2 * num_heads}, ...; a head owns neighbouring ones, (h d) and not (d h)."
+            ),
+        ),
+        Mistake(
+            lambda x, num_heads: _split(x, num_heads).flatten(0, 1),
+            "the numbers are right, but heads are folded into the batch: return four axes.",
+        ),
+    ],
+)
+
+
+def _merge(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+check_merge_heads = Exercise(
+    right=_merge,
+    toys=lambda draw: [(_random(draw, 2, 3, 5, 4),), (_random(draw, 3, 2, 4, 5),)],
+    mistakes=[
+        Mistake(
+            lambda x: x.reshape(x.shape[0], x.shape[2], -1),
+            lambda x: (
+                f"the transpose is missing: row 0 of your output holds {x.shape[1]} tokens of head 0, and should hold "
+                f"token 0 of all {x.shape[1]} heads."
+            ),
+        ),
+        Mistake(
+            lambda x: x.transpose(1, 2).view(x.shape[0], x.shape[2], -1),
+            "view refuses a transposed tensor, whose numbers lie in another order in memory: use reshape, or "
+            "contiguous() before view.",
+        ),
+        Mistake(
+            lambda x: x.permute(0, 2, 3, 1).flatten(2),
+            "the features of all heads are interleaved: heads stand side by side, (h d) and not (d h).",
+        ),
+        Mistake(
+            lambda x: x.transpose(1, 2),
+            "the last step is missing: heads and head_dim are still two axes.",
+        ),
+        Mistake(
+            lambda x: x.mean(dim=1),
+            "the heads were averaged: they have to stand side by side, each with its own features.",
+        ),
+    ],
+)
+
+
+def _causal_layer(merge: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def layer(hidden: Tensor) -> Tensor:
+        heads = _split(hidden, 2)
+        return merge(F.scaled_dot_product_attention(heads, heads, heads, is_causal=True))
+
+    return layer
+
+
+def _attends_everywhere(hidden: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(hidden, hidden, hidden)
+
+
+def _late_leak(hidden: Tensor) -> Tensor:
+    """Each token alone, but for the last but one, which sees the last."""
+    return torch.cat([hidden[:, :-2], hidden[:, -2:-1] * hidden[:, -1:], hidden[:, -1:]], dim=1).tanh()
+
+
+def _dependence(layer: Callable, hidden: Tensor) -> Tensor:
+    """Bool `[output token, input token]`."""
+    jacobian = torch.autograd.functional.jacobian(layer, hidden)
+    return jacobian.abs().sum(dim=(0, 2, 3, 5)) > 0
+
+
+_LAYERS = {
+    "causal attention": _causal_layer(_merge),
+    "causal attention with a merge without transpose": _causal_layer(lambda x: x.reshape(1, x.shape[2], -1)),
+    "attention without a mask": _attends_everywhere,
+    "a layer that works on each token alone": torch.tanh,
+    "a layer in which the last token reaches the last but one": _late_leak,
+}
+
+
+check_sees_future = Exercise(
+    right=lambda layer, hidden: _dependence(layer, hidden).triu(1).any().item(),
+    toys=lambda draw: [(layer, _random(draw, 1, 5, 6)) for layer in _LAYERS.values()],
+    read=lambda result, layer, hidden: bool(result),
+    mistakes=[
+        Mistake(
+            lambda layer, hidden: _dependence(layer, hidden).triu().any(),
+            "it calls every layer leaky: a token may depend on itself, so leave the diagonal out.",
+        ),
+        Mistake(
+            lambda layer, hidden: _dependence(layer, hidden).tril(-1).any(),
+            "it looks for the past: the future of output token i are the input tokens after i, above the diagonal.",
+        ),
+        Mistake(
+            lambda layer, hidden: _dependence(layer, hidden)[0, 1:].any(),
+            "it watches output token 0 alone, and misses a leak further back.",
+        ),
+        Mistake(lambda layer, hidden: False, "it finds no leak anywhere, though three of the five layers have one."),
     ],
 )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+import torch.nn.functional as F
 from einops import rearrange, reduce
 
 from helpers import exercises
@@ -78,6 +79,18 @@ def softmax_by_hand(scores):
     return scores.exp() / scores.exp().sum()
 
 
+def first_token_changes_when_a_later_one_does(layer, hidden):
+    changed = hidden.clone()
+    changed[:, 1:] += 1
+    return not torch.equal(layer(hidden)[:, 0], layer(changed)[:, 0])
+
+
+def any_token_changes_when_an_earlier_one_does(layer, hidden):
+    changed = hidden.clone()
+    changed[:, 0] += 1
+    return not torch.equal(layer(hidden)[:, 1:], layer(changed)[:, 1:])
+
+
 def attend(query, key, value, *, scale=None, dim=-1):
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     weights = torch.softmax(scale * torch.einsum("bqd,bkd->bqk", query, key), dim=dim)
@@ -120,6 +133,198 @@ WRONG_ANSWERS = {
             lambda n: (100 * torch.eye(n).roll(2, dims=0), torch.eye(n)),
             "The map of weights .*of 20 in the wrong places",
         ),
+    ],
+    "check_split_heads": [
+        (lambda x, h: x.view(len(x), h, x.shape[1], -1), "view alone: all 5 rows of head 0 come from the first 2 of 5"),
+        (lambda x, h: torch.stack(x.chunk(h, 1), 1), "raised RuntimeError: stack expects each tensor to be equal size"),
+        (lambda x, h: x.view(len(x) * h, x.shape[1], -1), "view alone: .*folded into the batch"),
+        (lambda x, h: rearrange(x, "b s (h d) -> b s h d", h=h), "the transpose is missing"),
+        (lambda x, h: rearrange(x, "b s (d h) -> b h s d", h=h), "head 0 took features 0, 3, 6, ...;"),
+        (lambda x, h: torch.cat(x.chunk(h, dim=-1)), r"shape \[6, 5, 4\], expected \[2, 3, 5, 4\]"),
+        (
+            lambda x, h: rearrange(x, "b s (h d) -> b h s d", h=h).flip(1),
+            "right numbers, 80 of 120 in the wrong places",
+        ),
+        (lambda x, h: rearrange(x, "b s (h d) -> (b h) s d", h=h), "heads are folded into the batch"),
+        (lambda x, h: rearrange(x, "b s (h d) -> b h d s", h=h), r"shape \[2, 3, 4, 5\], expected \[2, 3, 5, 4\]"),
+        (lambda x, h: rearrange(x, "b s (h d) -> b h s d", d=h), r"shape \[2, 4, 5, 3\], expected \[2, 3, 5, 4\]"),
+        (lambda x, h: x.view(len(x), x.shape[1], h, -1).transpose(1, 2).view(len(x), -1), "RuntimeError: view size"),
+    ],
+    "check_merge_heads": [
+        (lambda x: x.reshape(len(x), x.shape[2], -1), "row 0 of your output holds 3 tokens of head 0"),
+        (lambda x: x.swapaxes(1, 2).view(len(x), x.shape[2], x.shape[1] * x.shape[3]), "use reshape, or contiguous"),
+        (lambda x: rearrange(x, "b h s d -> b s (d h)"), "interleaved"),
+        (lambda x: rearrange(x, "b h s d -> b s h d"), "still two axes"),
+        (lambda x: reduce(x, "b h s d -> b s d", "mean"), "averaged"),
+        (lambda x: rearrange(x, "b h s d -> b h (s d)"), r"shape \[2, 3, 20\], expected \[2, 5, 12\]"),
+    ],
+    "check_sees_future": [
+        (lambda layer, hidden: True, "leave the diagonal out"),
+        (lambda layer, hidden: not layer(hidden).isfinite().all(), "no leak anywhere"),
+        (first_token_changes_when_a_later_one_does, "watches output token 0 alone"),
+        (any_token_changes_when_an_earlier_one_does, "it looks for the past"),
+        (lambda layer, hidden: not first_token_changes_when_a_later_one_does(layer, hidden), "is True, expected False"),
+        (lambda layer, hidden: layer(hidden) > 0, "raised RuntimeError: Boolean value of Tensor"),
+    ],
+}
+
+
+# Lessons 3 and 4: written with torch's own functions
+
+
+def triangle(mask):
+    return torch.ones(mask.shape[1], mask.shape[1]).tril().bool()
+
+
+def cross(
+    x, context, w_q, w_k, w_v, w_o, heads, *, split="b s (h d) -> b h s d", merge="b h s d -> b s (h d)", **options
+):
+    query, key, value = (
+        rearrange(states @ w.T, split, h=heads) for states, w in ((x, w_q), (context, w_k), (context, w_v))
+    )
+    return rearrange(F.scaled_dot_product_attention(query, key, value, **options), merge) @ w_o.T
+
+
+def cross_by_view(x, context, w_q, w_k, w_v, w_o, heads, merge=None):
+    query, key, value = (
+        (states @ w.T).view(len(states), heads, states.shape[1], -1)
+        for states, w in ((x, w_q), (context, w_k), (context, w_v))
+    )
+    mixed = F.scaled_dot_product_attention(query, key, value)
+    return (mixed.reshape(len(x), x.shape[1], -1) if merge == "view" else mixed.transpose(1, 2).flatten(2)) @ w_o.T
+
+
+def unmerged(x, context, w_q, w_k, w_v, w_o, heads):
+    mixed = cross(x, context, w_q, w_k, w_v, torch.eye(len(w_q)).double(), heads)
+    return rearrange(mixed, "b s (h d) -> b h s d", h=heads).reshape(mixed.shape) @ w_o.T
+
+
+def bottom_right(query, past_key):
+    new, past = query.shape[2], past_key.shape[2]
+    return torch.ones(new, past + new).tril(past).bool()
+
+
+def step(query, key, value, past_key, past_value, **options):
+    key, value = torch.cat([past_key, key], dim=2), torch.cat([past_value, value], dim=2)
+    return F.scaled_dot_product_attention(query, key, value, **options), key, value
+
+
+def prefixed(query, key, value, prefix_key, prefix_value, mask):
+    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def share(query, key, prefix_key, *, dim=-1, scale=True):
+    scores = query @ torch.cat([prefix_key, key], dim=2).transpose(2, 3)
+    return (scores / query.shape[-1] ** 0.5 if scale else scores).softmax(dim)
+
+
+WRONG_ANSWERS |= {
+    "check_decoder_mask": [
+        (lambda m: m.bool()[:, None, None, :] & ~triangle(m).tril(-1), "the triangle is upside down"),
+        (lambda m: m.bool()[:, None, None, :] & triangle(m).tril(-1), "no token sees itself"),
+        (lambda m: m.bool().unsqueeze(1).unsqueeze(3) & triangle(m), "padding hides queries"),
+        (lambda m: ~(m.bool()[:, None, None, :] & triangle(m)), "True and False are swapped"),
+        (lambda m: m.bool()[:, None, None, :] | triangle(m), 'joined with "or"'),
+        (lambda m: m.bool()[:, None, None, :], "there is no triangle"),
+        (lambda m: m.bool()[:, None, None, :].repeat(1, 1, m.shape[1], 1), "there is no triangle"),
+        (lambda m: triangle(m), "the padding is visible"),
+        (lambda m: triangle(m).repeat(len(m), 1, 1, 1), "the padding is visible"),
+        (lambda m: m[:, None, None, :] * triangle(m), "Your output has dtype torch.int64, expected torch.bool"),
+        (lambda m: m.bool()[:, None, :] & triangle(m), r"shape \[2, 5, 5\], expected \[2, 1, 5, 5\]"),
+    ],
+    "check_cross_attention": [
+        (cross_by_view, "split with view alone: head 0 got whole tokens"),
+        (lambda *toy: cross_by_view(*toy, merge="view"), "split and merged with view alone"),
+        (unmerged, "merged with reshape alone"),
+        (lambda x, context, *weights: cross(x, x, *weights), "this is self-attention"),
+        (lambda x, context, *weights: cross(context, x, *weights), "the roles are swapped"),
+        (lambda x, context, *weights: cross(context, context, *weights), "queries were made from context"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q, v, k, o, heads), "w_k and w_v have changed places"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q, k, v, o, 1), "there is one head"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q, k, v, torch.eye(len(q)).double(), heads), "w_o is missing"),
+        (lambda *toy: cross(*toy, scale=len(toy[2]) ** -0.5), "all features together; head_dim belongs there"),
+        (lambda *toy: cross(*toy, scale=1.0), "not divided by the square root of head_dim"),
+        (lambda *toy: cross(*toy, split="b s (d h) -> b h s d"), "right shape .*entries are wrong"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q.T, k, v, o, heads), "raised RuntimeError: .*shapes cannot be"),
+    ],
+    "check_cached_step": [
+        (lambda *toy: step(*toy, is_causal=True), "top-left corner"),
+        (step, "there is no mask"),
+        (
+            lambda *toy: step(*toy, attn_mask=bottom_right(toy[0], toy[3]).tril(toy[3].shape[2] - 1)),
+            "does not see itself",
+        ),
+        (lambda q, k, v, pk, pv: step(q, pk, pv, k, v, attn_mask=bottom_right(q, pk)), "the past comes first"),
+        (
+            lambda q, k, v, pk, pv: (
+                F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                *step(q, k, v, pk, pv)[1:],
+            ),
+            "not to the past",
+        ),
+        (lambda q, k, v, pk, pv: (step(q, k, v, pk, pv, attn_mask=bottom_right(q, pk))[0], k, v), "returned alone"),
+        (lambda q, k, v, pk, pv: step(q, k, v, pk, pv, attn_mask=bottom_right(q, pk))[0], "should be 3 results"),
+        (lambda q, k, v, pk, pv: torch.cat([pk, k], dim=1), "raised RuntimeError: Sizes of tensors must match"),
+    ],
+    "check_split_prefix": [
+        (lambda p, h: rearrange(p, "b p (kv h d) -> kv b h p d", kv=2, h=h).flip(0).unbind(), "changed places"),
+        (lambda p, h: rearrange(p, "b p (h d kv) -> kv b h p d", kv=2, h=h).unbind(), "taken in turn"),
+        (lambda p, h: rearrange(p, "b p (h d) -> b h p d", h=h).chunk(2, dim=-1), "before they were cut in half"),
+        (lambda p, h: tuple(t.reshape(len(p), h, p.shape[1], -1) for t in p.split(p.shape[2] // 2, 2)), "view alone"),
+        (lambda p, h: p.split(p.shape[2] // 2, dim=2), "not split into heads yet"),
+        (
+            lambda p, h: rearrange(p, "b p (kv h d) -> b h p (kv d)", kv=2, h=h),
+            "should be 2 results, and is one Tensor",
+        ),
+        (
+            lambda p, h: rearrange(p, "b p (kv h d) -> kv b p h d", kv=2, h=h).unbind(),
+            r"\[1, 4, 3, 5\], expected \[1, 3, 4, 5\]",
+        ),
+    ],
+    "check_prefix_attention": [
+        (lambda q, k, v, pk, pv, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m), "without a prefix"),
+        (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (toy[3].shape[2], 0))), "without a prefix"),
+        (lambda *toy: prefixed(*toy[:-1], None), "the mask was dropped"),
+        (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (0, toy[3].shape[2]), value=True)), "grew at the other end"),
+        (
+            lambda q, k, v, pk, pv, m: prefixed(q, pk, pv, k, v, F.pad(m, (pk.shape[2], 0), value=True)),
+            "stands behind the keys, but the new columns of the mask in front",
+        ),
+        (
+            lambda q, k, v, pk, pv, m: prefixed(q, k, v, pk, pk, F.pad(m, (pk.shape[2], 0), value=True)),
+            "prefix_value is not used",
+        ),
+        (
+            lambda q, k, v, pk, pv, m: prefixed(
+                torch.cat([pk, q], dim=2), k, v, pk, pv, F.pad(m, (pk.shape[2], 0, pk.shape[2], 0), value=True)
+            ),
+            "the prefix got queries",
+        ),
+        (
+            lambda q, k, v, pk, pv, m: prefixed(
+                q, k, v, pk, pv, torch.ones(len(m), m.shape[1] + pk.shape[2]).tril().bool()
+            ),
+            "over the prefix too",
+        ),
+        (prefixed, "raised RuntimeError"),
+        (lambda q, k, v, pk, pv, m: torch.cat([pk, k], dim=1), "raised RuntimeError: Sizes of tensors must match"),
+    ],
+    "check_prefix_share": [
+        (lambda q, k, p: share(q, k, p)[..., p.shape[2] :].sum(-1, keepdim=True), "left for the content"),
+        (lambda q, k, p: share(q, k, p)[..., : p.shape[2]].mean(-1, keepdim=True), "averaged: the share is their sum"),
+        (lambda q, k, p: (q @ p.mT).softmax(-1).sum(-1, keepdim=True), "the softmax ran over the prefix alone"),
+        (
+            lambda q, k, p: torch.full((*q.shape[:3], 1), p.shape[2] / (p.shape[2] + k.shape[2])),
+            "if all scores were equal",
+        ),
+        (lambda q, k, p: share(q, k, p, scale=False)[..., : p.shape[2]].sum(-1, keepdim=True), "not divided by"),
+        (
+            lambda q, k, p: share(q, k, p, dim=2)[..., : p.shape[2]].sum(-1, keepdim=True),
+            "softmax ran over the queries",
+        ),
+        (lambda q, k, p: share(q, k, p)[..., -p.shape[2] :].sum(-1, keepdim=True), "the prefix stands in front"),
+        (lambda q, k, p: share(q, k, p)[..., : p.shape[2]].sum(-1), r"\[2, 3, 5\], expected \[2, 3, 5, 1\]"),
     ],
 }
 
