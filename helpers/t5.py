@@ -21,6 +21,7 @@ from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
 from transformers.models.umt5.modeling_umt5 import UMT5Stack
 
 from helpers._shapes import Float
+from helpers.masks import causal_mask
 from helpers.prefix import PrefixEncoder, join_prefix
 
 SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
@@ -73,7 +74,8 @@ class T5Prefix(nn.Module):
             prefix_length: slots at each site; 0 changes nothing.
             sites: any of "encoder", "decoder" (self-attention) and "cross" (the decoder's attention to the encoder).
             mid_dim: width of the reparameterising MLP, or None for none.
-            dropout: probability of dropping a number of the prefix while training.
+            dropout: probability of dropping a number of the prefix while the prefix is in training mode. The model's
+                `eval()` does not reach the prefix: call `prefix.eval()` before generating with it.
 
         Raises TypeError for another kind of model; ValueError for unknown sites, or sites that the model lacks.
         """
@@ -194,7 +196,7 @@ class T5Prefix(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike) -> "T5Prefix":
-        """Read what `save_pretrained` wrote: the same numbers, bit for bit, on the CPU.
+        """Read what `save_pretrained` wrote: the same numbers, bit for bit, on the CPU, in evaluation mode.
 
         Raises FileNotFoundError if there is no saved prefix in `folder`, ValueError if its files cannot be read or do
         not belong together.
@@ -212,7 +214,7 @@ class T5Prefix(nn.Module):
             prefix.load_state_dict(load_file(folder / config["weights"]))
         except Exception as error:
             raise ValueError(f"the prefix saved in {folder} cannot be read: {error}") from error
-        return prefix
+        return prefix.eval()
 
 
 def detach_prefix(model: nn.Module) -> None:
@@ -292,10 +294,13 @@ def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_valu
     )
     if attention_mask is not None:
         attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
+    elif module.is_causal:
+        visible = causal_mask(query.shape[2], key.shape[2], device=key.device)
+        attention_mask = key.new_zeros(1, 1, *visible.shape).masked_fill(~visible, -torch.inf)
     key, value, attention_mask, position_bias = join_prefix(
         prefix_key, prefix_value, key, value, attention_mask, position_bias
     )
-    # The mask is complete; without is_causal=False, sdpa would lay a triangle over a mask of None by itself.
+    # The mask is complete: sdpa must not cut keys and lay a triangle of its own, as it does without is_causal=False.
     return stock(module, query, key, value, attention_mask, position_bias=position_bias, is_causal=False, **kwargs)
 
 

@@ -149,6 +149,14 @@ def test_a_row_is_layer_then_key_or_value_then_head_then_feature():
                 assert tensor[1, head, slot, feature] == want
 
 
+def test_the_mlp_is_linear_tanh_linear():
+    encoder = PrefixEncoder(3, 2, 1, 5, mid_dim=7)
+    first, _, last = encoder.mlp
+    hidden = (encoder.embedding @ first.weight.T + first.bias).tanh()
+    rows = hidden @ last.weight.T + last.bias
+    assert torch.allclose(encoder()[1, 0, 0, 0], rows[:, 10:15])
+
+
 @pytest.mark.parametrize("mid_dim", [None, 6])
 def test_every_parameter_gets_a_gradient(mid_dim):
     encoder = PrefixEncoder(3, 4, 5, 6, mid_dim=mid_dim)

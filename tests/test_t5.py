@@ -24,6 +24,7 @@ from transformers import (
     UMT5Config,
     UMT5ForConditionalGeneration,
 )
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
@@ -567,16 +568,74 @@ def test_the_prefix_is_evaluated_once_per_step_and_once_per_generate(options):
             assert set(prefix.evaluations.values()) == {repetition}
 
 
+def change_behind_autograds_back(prefix):
+    for parameter in prefix.parameters():
+        parameter.data.mul_(-1.0)  # does not move the parameters' versions
+
+
 def test_a_changed_prefix_is_never_served_from_memory():
     model, inputs = make_model(), make_inputs()
     prefix = make_prefix(model, mid_dim=11)
     with prefix.attached(model):
         before = model.generate(**source(inputs), **GREEDY, cache_implementation="static", disable_compile=True)
-        for parameter in prefix.parameters():
-            parameter.data.mul_(-1.0)  # behind autograd's back: the version counter does not move
+        change_behind_autograds_back(prefix)
         after = model.generate(**source(inputs), **GREEDY, cache_implementation="static", disable_compile=True)
     assert not torch.equal(before, after)
     assert torch.equal(after, oracle_greedy(model, inputs, prefix))
+
+
+def test_continuing_another_cache_sees_a_changed_prefix():
+    model, inputs = make_model(), make_inputs()
+    prefix = make_prefix(model, mid_dim=11)
+    with torch.no_grad():
+        with prefix.attached(model):
+            options = {"encoder_outputs": model.encoder(**source(inputs)), "use_cache": True}
+            options["decoder_input_ids"] = torch.full((3, 1), 5)
+            cache = model(**options).cache
+            another = copy.deepcopy(cache)
+            reference = copy.deepcopy(cache)
+            model(**options, cache=cache)
+            change_behind_autograds_back(prefix)
+            got = model(**options, cache=another).logits
+        with prefix.attached(model):  # attached anew, nothing is remembered
+            want = model(**options, cache=reference).logits
+    assert difference(got, want) < 1e-12
+
+
+def test_a_cache_that_was_reset_sees_a_changed_prefix():
+    model, inputs = make_model(), make_inputs()
+    prefix = make_prefix(model, mid_dim=11)
+    cache = EncoderDecoderCache(*(StaticCache(model.decoder.config, max_cache_len=n) for n in (5, 6)))
+    logits = []
+    with prefix.attached(model), torch.no_grad():
+        for _ in range(2):
+            logits.append(model(**inputs, cache=cache).logits)
+            assert difference(logits[-1], model(**inputs).logits) < 1e-12
+            cache.reset()
+            change_behind_autograds_back(prefix)
+    assert difference(*logits) > 1e-2
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_missing_mask_is_causal_in_the_decoder_and_a_long_one_is_cut(implementation):
+    model = make_model(implementation=implementation)
+    prefix = make_prefix(model)
+    decoder = model.decoder.block[0].layer[0].SelfAttention
+    key_values = {"decoder": prefix.key_values("decoder").unbind(0)}
+    x = torch.randn(3, 5, SIZES["d_model"], dtype=model.dtype)
+    with prefix.attached(model):
+        got = decoder(x, prefix_key_values=key_values)[0]
+        visible = torch.ones(5, 9, dtype=torch.bool).tril()[None, None]  # four columns more than keys
+        mask = (
+            visible if implementation == "sdpa" else torch.zeros(1, 1, 5, 9).double().masked_fill(~visible, -torch.inf)
+        )
+        cut = decoder(x, mask=mask, prefix_key_values=key_values)[0]
+    assert difference(got, cut) < 1e-12
+    bias = oracle.position_bias(decoder.relative_attention_bias.weight, 5, 5, bidirectional=False, config=model.config)
+    weights = {f"a.{name}": tensor for name, tensor in decoder.state_dict().items()}
+    pair = prefix.key_values("decoder")[0].expand(-1, 3, -1, -1, -1)
+    want, _ = oracle.attention(weights, "a", x, x, model.config, bias, visible[0, :, :, :5].expand(3, -1, -1), pair)
+    assert difference(got, want) < 1e-10
 
 
 # --- one batch, several prefixes -------------------------------------------------------------------------------------
@@ -836,7 +895,8 @@ def test_save_and_load_are_bit_exact(tmp_path, options):
     model, inputs = make_model(dtype=torch.float32), make_inputs()
     prefix = make_prefix(model, **options).eval()
     prefix.save_pretrained(tmp_path)
-    again = T5Prefix.from_pretrained(tmp_path).eval()
+    again = T5Prefix.from_pretrained(tmp_path)
+    assert not again.training
     assert again.sites == prefix.sites
     assert all(torch.equal(a, b) for a, b in zip(prefix.parameters(), again.parameters(), strict=True))
     assert [encoder.dropout.p for encoder in again.encoders.values()] == [

@@ -78,6 +78,31 @@ def test_the_seed_decides_the_order_and_nothing_else_does(model, tokenizer):
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_fit_is_adamw_on_clipped_gradients_of_each_batch_alone(model, tokenizer):
+    torch.manual_seed(1)
+    prefix = T5Prefix.for_model(model, prefix_length=2)
+    by_hand = copy.deepcopy(prefix)
+    with prefix.attached(model):
+        fit(model, prefix.parameters(), tokenizer, PAIRS[:1], steps=3, batch_size=2, learning_rate=0.5, clip=0.1)
+
+    parameters = list(by_hand.parameters())
+    first, second = [[torch.zeros_like(p) for p in parameters] for _ in range(2)]
+    batch = collate(tokenizer, PAIRS[:1] * 2)
+    with by_hand.attached(model):
+        for step, factor in enumerate((1.0, 1.0, 0.5), start=1):  # warm-up ends with step 1
+            gradients = torch.autograd.grad(model(**batch).loss, parameters)
+            norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+            assert norm > 0.1
+            with torch.no_grad():
+                for p, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
+                    gradient = gradient * 0.1 / norm
+                    m.lerp_(gradient, 0.1)
+                    v.lerp_(gradient**2, 0.001)
+                    p -= 0.5 * factor * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    for a, b in zip(prefix.parameters(), parameters, strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+
 def test_nothing_to_train_is_refused(model, tokenizer):
     with pytest.raises(ValueError, match="0 trainable parameters, 4 pairs"):
         fit(model, model.parameters(), tokenizer, PAIRS, steps=1)
