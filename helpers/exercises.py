@@ -330,7 +330,8 @@ check_split_heads = Exercise(
         Mistake(
             lambda x, num_heads: x.unflatten(-1, (-1, num_heads)).movedim(-1, 1),
             lambda x, num_heads: (
-                f"head 0 took features 0, {num_heads}, {2 * num_heads}, ...; a head owns neighbouring ones, (h d) and not (d h)."
+                f"head 0 took features 0, {num_heads}, {2 * num_heads}, ...; a head owns neighbouring ones: "
+                "(h d), not (d h)."
             ),
         ),
         Mistake(

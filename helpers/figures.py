@@ -316,8 +316,8 @@ def matrix_product_sentence(
     row, column = np.unravel_index(rounded.argmax(), rounded.shape)
     sizes = [f"{name} {list(matrix.shape)}" for name, matrix in zip(names, (left, right, product), strict=True)]
     return (
-        f"{title or 'Matrix product'}: {sizes[0]} times {sizes[1]} gives {sizes[2]}; the largest entry of {names[2]} is "
-        f"{_number(product[row, column])}, in row {row} and column {column}."
+        f"{title or 'Matrix product'}: {sizes[0]} times {sizes[1]} gives {sizes[2]}; "
+        f"the largest entry of {names[2]} is {_number(product[row, column])}, in row {row} and column {column}."
     )
 
 
@@ -629,7 +629,7 @@ def blocks_sentence(
         raise ValueError(f"blocks has colours for {len(COLOURS)} groups; colour_by named {len(groups)}")
     facts = []
     for name, grid in texts.items():
-        held = [" and ".join(_groups([block], colour_by)) for block in _stack(grid)]
+        held = [_listed(_groups([block], colour_by)) for block in _stack(grid)]
         if grid.ndim == 2:
             facts.append(f"{name}, {grid.shape[0]} by {grid.shape[1]}, holds {held[0]}")
         else:
@@ -699,6 +699,12 @@ def _number(value: float, digits: int = 2) -> str:
 def _count(number: int, noun: str) -> str:
     plural = noun[:-1] + "ies" if noun.endswith("ry") else noun + "s"
     return f"{number} {noun if number == 1 else plural}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _upper_first(text: str) -> str:

@@ -426,6 +426,7 @@ def test_a_mistake_that_raises_is_recognised_by_its_error():
     check = exercise(lambda x: x.t().reshape(6), torch.zeros(2, 3), mistakes=[known])
     assert check.judge(lambda x: rearrange(x, "a b -> b a").view(6)).sentence == "transpose leaves no view."
     assert "IndexError" in check.judge(lambda x: x[9]).sentence
+    assert "RuntimeError: shape '[5]'" in check.judge(lambda x: x.view(5)).sentence
 
 
 def test_an_exercise_may_read_its_result_before_comparing():

@@ -309,6 +309,8 @@ def test_blocks_sentence_tells_a_right_split_from_a_wrong_one():
         f"head 0, head 1 holds features of head 1; view alone, 2 heads of 4 by 3: head 0 holds {both}, "
         f"head 1 holds {both}."
     )
+    by_token = figures.blocks_sentence({"three": ENTRIES[:3]}, colour_by=lambda entry: f"token {entry[0]}")
+    assert by_token.endswith("three, 3 by 6, holds token 0, token 1 and token 2.")
 
 
 # Tables
