@@ -199,15 +199,21 @@ def category_rows(
 
 
 def biography_rows(splits: dict[str, list[Synset]]) -> dict[str, list[tuple[str, str, str]]]:
-    """Rows of the tasks "card" (line -> record) and "bio" (record -> line), from the same biographies."""
+    """Rows of the tasks "card" and "bio", from the same biographies.
+
+    "card" (line -> record) leaves out the note: the facts are to be picked from the sentence. "bio" (record ->
+    line) has it, or the line could not be known.
+    """
     everything = [synset for split in SPLITS for synset in splits[split]]
     adjectives = {lemma for synset in everything if synset.key[0] == "a" for lemma in synset.lemmas}
     nouns = {lemma for synset in everything if synset.key[0] == "n" for lemma in synset.lemmas}
-    card, seen = [], set()
+    rows, seen = {"card": [], "bio": []}, set()
     for split in SPLITS:
         for synset in splits[split]:
-            fields = biography(synset.definition, adjectives, nouns)
-            if fields and synset.definition not in seen:
-                seen.add(synset.definition)
-                card.append((split, synset.definition, as_record(fields)))
-    return {"card": card, "bio": [(split, record, line) for split, line, record in card]}
+            line, fields = synset.definition, biography(synset.definition, adjectives, nouns)
+            if fields and line not in seen:
+                seen.add(line)
+                facts = {name: value for name, value in fields.items() if name != "note"}
+                rows["card"].append((split, line, as_record(facts)))
+                rows["bio"].append((split, as_record(fields), line))
+    return rows
