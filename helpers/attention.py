@@ -46,7 +46,7 @@ def scaled_dot_product_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * query @ key.mT
     if bias is not None:
-        scores = scores + bias
+        scores = scores + bias.to(scores.dtype)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     # Softmax of a row of -inf is 0 / 0. Such a row is computed on zeros, then cleared, so that neither it nor its
@@ -71,7 +71,7 @@ class MultiHeadAttention(nn.Module):
         bias: whether the four projections add a bias vector.
         dropout: probability of dropping an attention weight while training.
 
-    Raises ValueError if head_dim is None and num_heads does not divide model_dim.
+    Raises ValueError for sizes below 1, or if head_dim is None and num_heads does not divide model_dim.
 
     Source: Vaswani et al. 2017, section 3.2.2.
     """
@@ -87,7 +87,12 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if head_dim is None and (num_heads < 1 or model_dim % num_heads):
+        if min(model_dim, num_heads) < 1 or not 0 <= dropout <= 1 or (head_dim is not None and head_dim < 1):
+            raise ValueError(
+                "MultiHeadAttention needs positive sizes and a dropout from 0 to 1, got "
+                f"model_dim={model_dim}, num_heads={num_heads}, head_dim={head_dim}, dropout={dropout}"
+            )
+        if head_dim is None and model_dim % num_heads:
             raise ValueError(
                 f"model_dim {model_dim} cannot be cut into {num_heads} equal heads: "
                 "choose a num_heads that divides it, or give head_dim"
@@ -152,6 +157,8 @@ class MultiHeadAttention(nn.Module):
             # torch's kernel takes one mask: a float one is added to the scores.
             mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
             mask = mask.to(query.dtype)
+        if mask is not None:
+            mask = torch.atleast_2d(mask)  # the kernel asks for [query, key] at least
         output = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
         return self.o_proj(merge_heads(output))
 
@@ -172,6 +179,8 @@ def _check_attention_inputs(query, key, value, mask, bias) -> None:
             f"the mask must be bool with True = may attend, got {mask.dtype}: use padding_mask or "
             "`mask.bool()` for a 0/1 mask, or pass numbers to be added to the scores as bias"
         )
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(f"the bias is added to the scores and must be float, got {bias.dtype}: pass a mask as mask")
     scores = (*query.shape[:3], key.shape[2])
     for name, tensor in (("mask", mask), ("bias", bias)):
         if tensor is not None and not _broadcasts_to(tensor.shape, scores):

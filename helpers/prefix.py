@@ -1,7 +1,5 @@
 """Prefix tuning: learned keys and values in front of the real ones."""
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -55,6 +53,8 @@ def join_prefix(
             f"every key needs one value, got prefix {list(prefix_key.shape)} and {list(prefix_value.shape)}, "
             f"content {list(key.shape)} and {list(value.shape)}"
         )
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(f"the bias is added to the scores and must be float, got {bias.dtype}: pass a mask as mask")
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"the mask must be bool (True = may attend) or float (added to the scores), got {mask.dtype}: "
@@ -62,7 +62,7 @@ def join_prefix(
         )
     prefix_length, key_length = prefix_key.shape[2], key.shape[2]
     for name, tensor in (("mask", mask), ("bias", bias)):
-        if tensor is not None and (tensor.ndim == 0 or tensor.shape[-1] not in (1, key_length)):
+        if tensor is not None and tensor.ndim and tensor.shape[-1] not in (1, key_length):
             raise ValueError(
                 f"the {name} {list(tensor.shape)} needs one column for each of the {key_length} keys "
                 f"{list(key.shape)}: give it without the prefix, whose columns are added here"
@@ -75,6 +75,7 @@ def join_prefix(
     def with_prefix_columns(tensor, fill):
         if tensor is None:
             return None
+        tensor = torch.atleast_1d(tensor)
         return F.pad(tensor.expand(*tensor.shape[:-1], key_length), (prefix_length, 0), value=fill)
 
     visible = mask is not None and mask.dtype == torch.bool
@@ -145,22 +146,41 @@ class PrefixEncoder(nn.Module):
 
             for key, value in encoder(): ...        each [batch, heads, prefix, head_dim]
 
-        The rows are computed once and shared by the batch without a copy.
+        The rows are computed once and shared by the batch without a copy. Raises ValueError for a negative batch_size.
         """
-        rows = self.dropout(self.mlp(self.embedding))
-        stacked = rearrange(
+        if batch_size < 0:
+            raise ValueError(f"batch_size must be at least 0, got {batch_size}")
+        return self._in_layers(self.dropout(self.mlp(self.embedding))).expand(-1, -1, batch_size, -1, -1, -1)
+
+    def _in_layers(self, rows: Tensor) -> Tensor:
+        return rearrange(
             rows, "p (l kv h d) -> l kv 1 h p d", l=self.num_layers, kv=2, h=self.num_heads, d=self.head_dim
         )
-        return stacked.expand(-1, -1, batch_size, -1, -1, -1)
+
+    @classmethod
+    def from_key_values(
+        cls, key_values: Float[Tensor, "layers 2 1 heads prefix head_dim"], *, dropout: float = 0.0
+    ) -> "PrefixEncoder":
+        """An encoder without MLP whose prefix is a copy of `key_values`, `[layers, 2, 1, heads, prefix, head_dim]`.
+
+        Use it to start from real activations: the keys and values that a frozen model computes for some words.
+
+        Raises ValueError for another shape.
+        """
+        if key_values.ndim != 6 or key_values.shape[1:3] != (2, 1):
+            raise ValueError(
+                f"key_values must be [layers, 2, 1, heads, prefix, head_dim], got shape {list(key_values.shape)}"
+            )
+        num_layers, _, _, num_heads, prefix_length, head_dim = key_values.shape
+        with torch.device("meta"):  # draws no random numbers
+            encoder = cls(prefix_length, num_layers, num_heads, head_dim, dropout=dropout)
+        encoder.embedding = nn.Parameter(rearrange(key_values.detach().clone(), "l kv 1 h p d -> p (l kv h d)"))
+        return encoder
 
     def fold(self) -> "PrefixEncoder":
         """A new encoder without MLP that holds the same prefix: constant while the MLP's input is constant."""
-        folded = copy.deepcopy(self)  # a new encoder would draw random numbers
-        with torch.no_grad():
-            folded.embedding = nn.Parameter(self.mlp(self.embedding).clone())
-        folded.mlp = nn.Identity()
-        folded.mid_dim = None
-        return folded
+        folded = self.from_key_values(self._in_layers(self.mlp(self.embedding)), dropout=self.dropout.p)
+        return folded.train(self.training)
 
     def extra_repr(self) -> str:
         return (

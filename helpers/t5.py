@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -52,8 +53,12 @@ class T5Prefix(nn.Module):
     """
 
     def __init__(self, encoders: dict[str, PrefixEncoder], base: dict | None = None):
-        """Args: the PrefixEncoder of each site; a description of the base model, as made by `for_model`."""
+        """Args: the PrefixEncoder of each site; a description of the base model, as made by `for_model`.
+
+        Raises ValueError for unknown sites.
+        """
         super().__init__()
+        _check_sites(tuple(encoders))
         self.encoders = nn.ModuleDict({site: encoders[site] for site in SITES if site in encoders})
         self.base = base or {}
 
@@ -80,7 +85,8 @@ class T5Prefix(nn.Module):
         Raises TypeError for another kind of model; ValueError for unknown sites, or sites that the model lacks.
         """
         stacks = _stacks(model)
-        _check_sites(sites, stacks, model)
+        _check_sites(sites)
+        _check_model_has(sites, stacks, model)
         encoders = {}
         for site in sites:
             config = stacks[site].config
@@ -92,7 +98,7 @@ class T5Prefix(nn.Module):
                 mid_dim=mid_dim,
                 dropout=dropout,
             )
-        return cls(encoders, {"fingerprint": _fingerprint(model)}).to(model.device)
+        return cls(encoders, _fingerprint(stacks)).to(next(model.parameters()).device, torch.float32)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -119,7 +125,7 @@ class T5Prefix(nn.Module):
         prefix was made for other weights of the same shape.
         """
         stacks = _stacks(model)
-        _check_sites(self.sites, stacks, model)
+        _check_model_has(self.sites, stacks, model)
         for site, encoder in self.encoders.items():
             config = stacks[site].config
             wanted = (len(stacks[site].block), config.num_heads, config.d_kv)
@@ -131,18 +137,21 @@ class T5Prefix(nn.Module):
                 )
         if any(_hooks(stack) for stack in stacks.values()):
             raise ValueError("the model carries a prefix already: detach it first")
-        if self.base.get("fingerprint") not in (None, _fingerprint(model)):
+        own_stacks = {id(stacks[site]): stacks[site] for site in self.sites}.values()
+        routes = [_routed(stack) for stack in own_stacks]  # all checked before any stack is touched
+        if not _same_weights(self.base, _fingerprint(stacks)):
             warnings.warn(
                 "this prefix was made for a model of the same shape with other weights: its effect on this one is "
                 "undefined",
                 stacklevel=2,
             )
-        for stack in {id(stack): stack for stack in stacks.values()}.values():
-            _route_through_prefix(stack)
-            stack.register_forward_pre_hook(_HandOver(self), with_kwargs=True)
+        hand_over = _HandOver(self)
+        for stack, route in zip(own_stacks, routes, strict=True):
+            stack.set_attn_implementation(route)
+            stack.register_forward_pre_hook(hand_over, with_kwargs=True)
 
         def detach() -> None:
-            if any(hook.prefix is self for stack in stacks.values() for hook in _hooks(stack).values()):
+            if any(hook is hand_over for stack in own_stacks for hook in _hooks(stack).values()):
                 detach_prefix(model)
 
         return detach
@@ -157,24 +166,36 @@ class T5Prefix(nn.Module):
             detach()
 
     def fold(self) -> "T5Prefix":
-        """A new T5Prefix that holds the same keys and values without the MLP: what is needed for using it."""
-        return T5Prefix({site: encoder.fold() for site, encoder in self.encoders.items()}, dict(self.base))
+        """A new T5Prefix that holds the same keys and values without the MLP: what is needed for using it.
+
+        Raises ValueError if a subclass supplies a row for each example: fold its parts instead.
+        """
+        encoders, training = {}, self.training
+        self.eval()  # without dropout
+        for site in self.sites:
+            key_values = self.key_values(site)
+            if key_values.shape[2] != 1:
+                raise ValueError(
+                    f"the prefix of site {site!r} has {key_values.shape[2]} rows; fold one prefix at a time"
+                )
+            encoders[site] = PrefixEncoder.from_key_values(key_values, dropout=self.encoders[site].dropout.p)
+        self.train(training)
+        return T5Prefix(encoders, self.base).train(training)
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write the prefix, its MLP included, to `folder` as safetensors and json.
 
         The weights lie in a file named after their content, and the json names that file and is replaced last, so
-        that an interrupted save leaves the previous prefix whole.
+        that an interrupted save leaves the previous prefix whole. Nothing else in `folder` is touched.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f".{os.getpid()}.unfinished"
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished)
-        weights = folder / f"prefix-{hashlib.sha256(unfinished.read_bytes()).hexdigest()[:16]}.safetensors"
-        os.replace(unfinished, weights)
+        weights = save({name: tensor.contiguous() for name, tensor in self.state_dict().items()})
+        name = f"prefix-{hashlib.sha256(weights).hexdigest()[:16]}.safetensors"
         config = {
             "format_version": FORMAT_VERSION,
-            "weights": weights.name,
+            "class": type(self).__name__,
+            "weights": name,
             "base": self.base,
             "sites": {
                 site: {
@@ -188,11 +209,11 @@ class T5Prefix(nn.Module):
                 for site, encoder in self.encoders.items()
             },
         }
-        unfinished.write_text(json.dumps(config, indent=2) + "\n")
-        os.replace(unfinished, folder / CONFIG_NAME)
-        for old in folder.glob("prefix-*.safetensors"):
-            if old != weights:
-                old.unlink()
+        previous = _read_config(folder)["weights"] if (folder / CONFIG_NAME).is_file() else name
+        _replace(folder / name, weights)
+        _replace(folder / CONFIG_NAME, (json.dumps(config, indent=2) + "\n").encode())
+        if previous != name:
+            (folder / previous).unlink(missing_ok=True)
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike) -> "T5Prefix":
@@ -204,17 +225,50 @@ class T5Prefix(nn.Module):
         folder = Path(folder)
         if not (folder / CONFIG_NAME).is_file():
             raise FileNotFoundError(f"{folder} holds no saved prefix: {CONFIG_NAME} is missing")
+        config = _read_config(folder)
+        if config["class"] != cls.__name__:
+            raise ValueError(f"the prefix in {folder} was saved by {config['class']}: load it with that class")
         try:
-            config = json.loads((folder / CONFIG_NAME).read_text())
-            version = config["format_version"]
-            if version > FORMAT_VERSION:
-                raise ValueError(f"its format_version {version} is newer than {FORMAT_VERSION}: update helpers")
             encoders = {site: PrefixEncoder(**sizes) for site, sizes in config["sites"].items()}
             prefix = cls(encoders, config["base"])
-            prefix.load_state_dict(load_file(folder / config["weights"]))
+            # Assigned, they keep their dtype; cloned, they lie in memory as torch's own do, without which matrix
+            # products differ in the last bit.
+            tensors = {name: tensor.clone() for name, tensor in load_file(folder / config["weights"]).items()}
+            prefix.load_state_dict(tensors, assign=True)
         except Exception as error:
             raise ValueError(f"the prefix saved in {folder} cannot be read: {error}") from error
         return prefix.eval()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment either the old content is there, or the new."""
+    unfinished = path.with_name(f".unfinished-{uuid.uuid4().hex}")
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _read_config(folder: Path) -> dict:
+    """The json of a saved prefix. Raises ValueError, with what is wrong, unless this version can read it."""
+
+    def refuse(reason):
+        raise ValueError(f"the prefix saved in {folder} cannot be read: {reason}")
+
+    try:
+        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    except ValueError as error:
+        refuse(f"{CONFIG_NAME} is not json ({error})")
+    expected = {"format_version": int, "class": str, "weights": str, "base": dict, "sites": dict}
+    for key, kind in expected.items():
+        if not isinstance(config, dict) or not isinstance(config.get(key), kind):
+            refuse(f"{CONFIG_NAME} needs a {key!r} of type {kind.__name__}")
+    if config["format_version"] > FORMAT_VERSION:
+        refuse(f"its format_version {config['format_version']} is newer than {FORMAT_VERSION}: update helpers")
+    if Path(config["weights"]).name != config["weights"]:
+        refuse(f"its weights {config['weights']!r} must lie in the same folder")
+    return config
 
 
 def detach_prefix(model: nn.Module) -> None:
@@ -241,10 +295,17 @@ class _HandOver:
 
     def __init__(self, prefix: T5Prefix):
         self.prefix = prefix
-        self.remembered = (lambda: None, None, None)  # KV cache (weakly), parameter versions, key_values by site
+        self.remembered = None  # KV cache (weakly), parameter versions, key_values by site
+
+    def __getstate__(self) -> dict:
+        return {"prefix": self.prefix}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)
 
     def __call__(self, stack: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        _route_through_prefix(stack)
+        if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
+            stack.set_attn_implementation(_routed(stack))
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         return args, {**kwargs, "prefix_key_values": self.key_values(stack, cache)}
 
@@ -255,11 +316,13 @@ class _HandOver:
         """
         if cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.evaluate(stack)
-        versions = [(id(parameter), parameter._version) for parameter in self.prefix.parameters()]
-        known_cache, known_versions, key_values = self.remembered
-        if known_cache() is not cache or known_versions != versions or int(cache.get_seq_length()) == 0:
-            key_values = self.evaluate(stack)
-            self.remembered = (weakref.ref(cache), versions, key_values)
+        versions = [(id(p), None if p.is_inference() else p._version) for p in self.prefix.parameters()]
+        if self.remembered is not None and int(cache.get_seq_length()) > 0:
+            known_cache, known_versions, key_values = self.remembered
+            if known_cache() is cache and known_versions == versions:
+                return key_values
+        key_values = self.evaluate(stack)
+        self.remembered = (weakref.ref(cache), versions, key_values)
         return key_values
 
     def evaluate(self, stack: nn.Module) -> dict[str, tuple[Tensor, ...]]:
@@ -271,17 +334,15 @@ def _hooks(stack: nn.Module) -> dict[int, _HandOver]:
     return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, _HandOver)}
 
 
-def _route_through_prefix(stack: PreTrainedModel) -> None:
-    """Select the routed twin of the stack's attention implementation, also after someone has changed it."""
+def _routed(stack: PreTrainedModel) -> str:
+    """The name of the routed twin of the stack's attention implementation; ValueError if there is none."""
     implementation = stack.config._attn_implementation
-    if implementation.startswith(_ROUTED):
-        return
     if implementation not in ("eager", "sdpa"):
         raise ValueError(
             f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
             "call model.set_attn_implementation('sdpa')"
         )
-    stack.set_attn_implementation(_ROUTED + implementation)
+    return _ROUTED + implementation
 
 
 def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_values=None, position_bias=None, **kwargs):
@@ -294,14 +355,13 @@ def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_valu
     )
     if attention_mask is not None:
         attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
-    elif module.is_causal:
+    elif module.is_causal:  # sdpa would cut the keys to as many as queries, and lay its triangle from the top left
         visible = causal_mask(query.shape[2], key.shape[2], device=key.device)
         attention_mask = key.new_zeros(1, 1, *visible.shape).masked_fill(~visible, -torch.inf)
     key, value, attention_mask, position_bias = join_prefix(
         prefix_key, prefix_value, key, value, attention_mask, position_bias
     )
-    # The mask is complete: sdpa must not cut keys and lay a triangle of its own, as it does without is_causal=False.
-    return stock(module, query, key, value, attention_mask, position_bias=position_bias, is_causal=False, **kwargs)
+    return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
 
 
 def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
@@ -339,13 +399,19 @@ def _stacks(model: nn.Module) -> dict[str, PreTrainedModel]:
         raise TypeError(f"T5Prefix works on a T5, MT5 or UMT5 of transformers, not on a {type(model).__name__}")
     by_site = {}
     for stack in stacks:
-        by_site.update(dict.fromkeys(("decoder", "cross") if stack.config.is_decoder else ("encoder",), stack))
+        for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
+            if site in by_site:
+                raise ValueError(f"the {type(model).__name__} holds more than one T5: give one of them")
+            by_site[site] = stack
     return by_site
 
 
-def _check_sites(sites, stacks: dict, model: nn.Module) -> None:
+def _check_sites(sites) -> None:
     if isinstance(sites, str) or not sites or not set(sites) <= set(SITES):
         raise ValueError(f"sites must be some of {SITES}, as a tuple, got {sites!r}")
+
+
+def _check_model_has(sites, stacks: dict, model: nn.Module) -> None:
     missing = [site for site in sites if site not in stacks]
     if missing:
         raise ValueError(
@@ -353,10 +419,21 @@ def _check_sites(sites, stacks: dict, model: nn.Module) -> None:
         )
 
 
-def _fingerprint(model: nn.Module) -> str:
-    """A short hash of a sample of the weights, the same in float32 and bfloat16, to recognise the base again."""
-    samples = []
-    for parameter in model.parameters():
-        flat = parameter.detach().flatten()
-        samples.append(flat[:: max(1, len(flat) // 64)][:64].to(torch.bfloat16))
-    return hashlib.sha256(torch.cat(samples).float().cpu().numpy().tobytes()).hexdigest()[:16]
+def _fingerprint(stacks: dict[str, PreTrainedModel]) -> dict[str, list[float]]:
+    """Some weights of each stack, to recognise the base again; none where weights are not in memory."""
+    samples = {}
+    for site in ("encoder", "decoder"):
+        if site in stacks:
+            parameters = list(stacks[site].block.parameters())
+            chosen = [parameters[i * len(parameters) // 32].detach().flatten() for i in range(32)]
+            if not any(parameter.is_meta for parameter in chosen):
+                samples[site] = [round(parameter[len(parameter) // 3].item(), 6) for parameter in chosen]
+    return samples
+
+
+def _same_weights(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> bool:
+    """Whether the stacks known to both agree, up to the rounding of float16 and bfloat16."""
+    return all(
+        torch.allclose(torch.tensor(ours[site]), torch.tensor(theirs[site]), rtol=2**-8, atol=2e-6)
+        for site in ours.keys() & theirs.keys()
+    )

@@ -67,10 +67,11 @@ def fit(
         raise ValueError(f"nothing to train: {len(parameters)} trainable parameters, {len(pairs)} pairs")
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
+    device = next(model.parameters()).device
     draw = random.Random(seed)
     losses = []
     for _ in range(steps):
-        batch = collate(tokenizer, draw.choices(pairs, k=batch_size), parameters[0].device)
+        batch = collate(tokenizer, draw.choices(pairs, k=batch_size), device)
         loss = model(**batch).loss
         optimizer.zero_grad()
         loss.backward()
@@ -105,6 +106,11 @@ def exact_match(predictions: Sequence[str], targets: Sequence[str]) -> float:
 
 
 def majority_baseline(train_targets: Sequence[str], test_targets: Sequence[str]) -> float:
-    """Exact match of always answering with the most frequent target of the training set: 0 to 1."""
+    """Exact match of always answering with the most frequent target of the training set: 0 to 1.
+
+    Raises ValueError if either list is empty.
+    """
+    if not train_targets:
+        raise ValueError("there is no most frequent target: the training set is empty")
     most_frequent = Counter(train_targets).most_common(1)[0][0]
     return exact_match([most_frequent] * len(test_targets), test_targets)

@@ -216,6 +216,21 @@ def test_the_running_example_in_common_precisions(dtype):
     assert module(x, prefix=prefix).dtype == dtype
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 5), (4, 1), (3, 1, 1), (2, 1, 1, 5), (1, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("with_prefix", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_mask_and_bias_that_broadcasts_is_taken_by_both_paths(shape, with_prefix, dtype):
+    module = MultiHeadAttention(12, 3).to(dtype)
+    x, context = torch.randn(2, 4, 12, dtype=dtype), torch.randn(2, 5, 12, dtype=dtype)
+    prefix = (torch.randn(1, 3, 2, 4), torch.randn(1, 3, 2, 4)) if with_prefix else None
+    for options in ({"mask": torch.rand(shape) > 0.3}, {"bias": torch.randn(shape)}):
+        explicit, weights = module(x, context, prefix=prefix, need_weights=True, **options)
+        assert weights.shape == (2, 3, 4, 5 + 2 * with_prefix)
+        assert torch.allclose(
+            module(x, context, prefix=prefix, **options), explicit, atol=1e-6 if dtype.itemsize == 4 else 0.02
+        )
+
+
 # --- at the door -----------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +248,7 @@ def zeros(*shape):
         ((zeros(2, 3, 4, 6), zeros(1, 3, 5, 6), zeros(1, 3, 5, 6)), ValueError, "same batch and heads"),
         ((*[zeros(2, 3, 4, 6)] * 3, torch.ones(2, 4)), TypeError, "bool with True = may attend, got torch.float32"),
         ((*[zeros(2, 3, 4, 6)] * 3, torch.ones(2, 4, dtype=torch.bool)), ValueError, r"mask \[2, 4\] does not broad"),
+        ((*[zeros(2, 3, 4, 6)] * 3, None, zeros(4, 4).bool()), TypeError, "bias .* must be float, got torch.bool"),
         ((*[zeros(2, 3, 4, 6)] * 3, None, zeros(5, 4)), ValueError, r"bias \[5, 4\] .* \[2, 3, 4, 4\]"),
     ],
 )
@@ -258,7 +274,15 @@ def test_module_refuses_what_does_not_fit(need_weights):
         module(x, context, prefix=(zeros(1, 3, 2, 5), zeros(1, 3, 2, 5)), need_weights=need_weights)
 
 
-@pytest.mark.parametrize("num_heads", [5, 0, -1])
-def test_heads_that_do_not_divide_the_model_are_refused(num_heads):
-    with pytest.raises(ValueError, match=f"model_dim 12 cannot be cut into {num_heads} equal heads"):
-        MultiHeadAttention(12, num_heads)
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ((12, 5), {}, "model_dim 12 cannot be cut into 5 equal heads"),
+        ((12, 0), {}, "positive sizes .* num_heads=0"),
+        ((12, 3), {"head_dim": 0}, "positive sizes .* head_dim=0"),
+        ((12, 3), {"dropout": 2.0}, "dropout=2.0"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes, options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(*sizes, **options)

@@ -104,7 +104,7 @@ def test_the_prefix_takes_the_dtype_of_the_keys_and_its_gradient_stays_float32()
         ({4: torch.ones(2, 1, 1, KEYS, dtype=torch.long)}, TypeError, "got torch.int64: use `mask.bool"),
         ({4: torch.ones(2, 1, 1, PREFIX + KEYS).bool()}, ValueError, r"mask \[2, 1, 1, 10\] needs one column"),
         ({5: torch.ones(1, HEADS, 6, 8)}, ValueError, r"bias \[1, 5, 6, 8\] needs one column for each of the 7 keys"),
-        ({5: torch.ones(())}, ValueError, r"bias \[\] needs one column"),
+        ({5: torch.ones(1, HEADS, 6, KEYS).bool()}, TypeError, "bias .* must be float, got torch.bool"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(change, error, message):
@@ -190,6 +190,17 @@ def test_fold_changes_nothing_and_is_independent(mid_dim):
     assert folded.embedding.requires_grad
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_from_key_values_copies_them_and_refuses_other_shapes():
+    key_values = torch.randn(4, 2, 1, 5, 3, 6)
+    encoder = PrefixEncoder.from_key_values(key_values)
+    assert torch.equal(encoder(), key_values)
+    assert encoder.embedding.requires_grad
+    assert (encoder.prefix_length, encoder.num_layers, encoder.num_heads, encoder.head_dim) == (3, 4, 5, 6)
+    with pytest.raises(ValueError, match=r"got shape \[4, 2, 2, 5, 3, 6\]"):
+        PrefixEncoder.from_key_values(torch.randn(4, 2, 2, 5, 3, 6))
+
+
 def test_dropout_acts_only_while_training():
     encoder = PrefixEncoder(3, 4, 5, 6, dropout=0.5)
     assert (encoder() == 0).any()
@@ -202,5 +213,7 @@ def test_dropout_acts_only_while_training():
 def test_impossible_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match=f"positive sizes, got prefix_length={sizes[0]}"):
         PrefixEncoder(*sizes)
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        PrefixEncoder(3, 4, 5, 6)(-1)
     with pytest.raises(ValueError, match="'mid_dim': 0"):
         PrefixEncoder(3, 4, 5, 6, mid_dim=0)

@@ -3,10 +3,12 @@
 import copy
 import itertools
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import oracle
 import pytest
@@ -712,6 +714,47 @@ def test_attach_returns_a_detach_that_may_be_called_twice():
     assert torch.equal(model(**inputs).logits, plain)
 
 
+def test_a_stale_detach_leaves_a_later_attachment_alone():
+    model, inputs = make_model(), make_inputs()
+    prefix = make_prefix(model)
+    stale = prefix.attach(model)
+    stale()
+    with prefix.attached(model):
+        want = model(**inputs).logits
+        stale()
+        assert torch.equal(model(**inputs).logits, want)
+
+
+def test_an_attach_that_fails_leaves_nothing_behind():
+    model, inputs = make_model(), make_inputs()
+    prefix = make_prefix(model)
+    plain = model.encoder(**source(inputs)).last_hidden_state
+    model.decoder.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="not 'flex_attention'"):
+        prefix.attach(model)
+    assert torch.equal(model.encoder(**source(inputs)).last_hidden_state, plain)
+    model.decoder.set_attn_implementation("sdpa")
+    with prefix.attached(model):
+        assert difference(model.encoder(**source(inputs)).last_hidden_state, plain) > 1e-2
+
+
+def test_an_attached_model_survives_pickling():
+    model, inputs = make_model(), make_inputs()
+    with make_prefix(model).attached(model), torch.no_grad():
+        want = model.generate(**source(inputs), **GREEDY)  # leaves something remembered
+        twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin.generate(**source(inputs), **GREEDY), want)
+
+
+def test_inference_mode_throughout():
+    model, inputs = make_model(dtype=torch.float32), make_inputs()
+    with torch.inference_mode():
+        prefix = T5Prefix.for_model(model, prefix_length=7)
+        with prefix.attached(model):
+            got = model.generate(**source(inputs), **GREEDY)
+    assert torch.equal(got, oracle_greedy(model, inputs, prefix))
+
+
 def test_an_error_inside_with_still_detaches():
     model, inputs = make_model(), make_inputs()
     plain = model(**inputs).logits
@@ -804,6 +847,43 @@ def test_another_shape_is_refused_and_other_weights_give_a_warning():
         warnings.simplefilter("error")
         prefix.attach(make_model())
         prefix.attach(make_model(dtype=torch.bfloat16))  # the same weights, rounded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_base_is_recognised_in_any_precision_and_by_its_encoder_alone(dtype):
+    prefix = make_prefix(make_model(), sites=("encoder",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prefix.attach(make_model(dtype=dtype))
+        encoder_only = T5EncoderModel(T5Config(**SIZES))
+        encoder_only.load_state_dict(make_model(dtype=torch.float32).state_dict(), strict=False)
+        prefix.attach(encoder_only)
+
+
+def test_a_lightly_tuned_base_is_not_taken_for_the_original():
+    prefix, tuned = make_prefix(make_model()), make_model()
+    for parameter in tuned.parameters():
+        parameter.data.add_(1e-3 * torch.randn_like(parameter))
+    with pytest.warns(UserWarning, match="other weights"):
+        prefix.attach(tuned)
+
+
+def test_weights_that_are_not_in_memory_are_not_compared():
+    with torch.device("meta"):
+        model = T5ForConditionalGeneration(T5Config(**SIZES))
+    assert make_prefix(make_model()).attach(model) is not None
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_module_with_two_t5s_is_refused():
+    with pytest.raises(ValueError, match="more than one T5"):
+        T5Prefix.for_model(torch.nn.ModuleList([make_model(), make_model()]))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_encoders_of_unknown_sites_are_refused():
+    with pytest.raises(ValueError, match="sites must be some of"):
+        T5Prefix({"self": PrefixEncoder(3, 2, 3, 5)})
 
 
 def test_key_values_of_a_site_without_prefix_are_refused():
@@ -910,6 +990,69 @@ def test_save_and_load_are_bit_exact(tmp_path, options):
             assert torch.equal(model(**inputs).logits, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_are_kept_whatever_the_default(tmp_path, dtype):
+    prefix = make_prefix(make_model()).to(dtype)
+    prefix.save_pretrained(tmp_path)
+    torch.set_default_dtype(torch.float16)
+    try:
+        again = T5Prefix.from_pretrained(tmp_path)
+        fresh = T5Prefix.for_model(make_model())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(prefix.parameters(), again.parameters(), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in fresh.parameters())
+
+
+class Tripled(T5Prefix):
+    def key_values(self, site):
+        return 3 * super().key_values(site)
+
+
+def test_fold_and_load_respect_a_subclass(tmp_path):
+    prefix = Tripled.for_model(make_model(), prefix_length=7, mid_dim=11, dropout=0.5)
+    folded = prefix.fold()
+    assert prefix.training
+    prefix.eval()
+    folded.eval()
+    for site in SITES:
+        assert torch.equal(folded.key_values(site), prefix.key_values(site))
+    prefix.save_pretrained(tmp_path)
+    assert torch.equal(Tripled.from_pretrained(tmp_path).key_values("cross"), prefix.key_values("cross"))
+    with pytest.raises(ValueError, match="saved by Tripled"):
+        T5Prefix.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has 2 rows"):
+        Rows([make_prefix(make_model())] * 2).fold()
+
+
+def test_saving_touches_no_other_file(tmp_path):
+    mine = tmp_path / "prefix-german.safetensors"
+    mine.write_bytes(b"mine")
+    for seed in (1, 2):
+        make_prefix(make_model(), seed=seed).save_pretrained(tmp_path)
+    assert mine.read_bytes() == b"mine"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_saving_from_several_threads_leaves_a_whole_prefix(tmp_path):
+    model = make_model()
+    prefixes = [make_prefix(model, seed=seed) for seed in range(4)]
+
+    def save_often(prefix):
+        for _ in range(10):
+            prefix.save_pretrained(tmp_path)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save_often, prefixes))
+    for prefix in prefixes:
+        prefix.save_pretrained(tmp_path)
+        assert torch.equal(T5Prefix.from_pretrained(tmp_path).key_values("cross"), prefix.key_values("cross"))
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
 def test_saving_again_replaces_and_an_interrupted_save_leaves_the_old_prefix_whole(tmp_path, monkeypatch):
     model = make_model(dtype=torch.float32)
     first, second = make_prefix(model, seed=1), make_prefix(model, seed=2)
@@ -942,6 +1085,16 @@ def test_files_that_cannot_be_read_are_one_clear_sentence(tmp_path):
     (tmp_path / CONFIG_NAME).write_text(json.dumps({**config, "format_version": 99}))
     with pytest.raises(ValueError, match="newer than"):
         T5Prefix.from_pretrained(tmp_path)
+    for change, message in (
+        ({"weights": f"../{weights.name}"}, "must lie in the same folder"),
+        ({"weights": None}, "needs a 'weights' of type str"),
+        ({"base": "abc"}, "needs a 'base' of type dict"),
+        ({"sites": {"middle": config["sites"]["cross"]}}, "sites must be some of"),
+        ({"weights": "missing.safetensors"}, "cannot be read"),
+    ):
+        (tmp_path / CONFIG_NAME).write_text(json.dumps({**config, **change}))
+        with pytest.raises(ValueError, match=message):
+            T5Prefix.from_pretrained(tmp_path)
     (tmp_path / CONFIG_NAME).write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
         T5Prefix.from_pretrained(tmp_path)

@@ -125,6 +125,8 @@ def test_generated_texts_keep_the_order_and_do_not_depend_on_the_batch(model, to
 def test_exact_match_and_majority():
     assert exact_match(["a", "b ", "c"], ["a", "b", "x"]) == pytest.approx(2 / 3)
     assert majority_baseline(["x", "y", "y"], ["y", "x", "y", "y"]) == 0.75
+    with pytest.raises(ValueError, match="training set is empty"):
+        majority_baseline([], ["a"])
     with pytest.raises(ValueError, match="got 1 and 2"):
         exact_match(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="got 0 and 0"):
