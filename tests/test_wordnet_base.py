@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from helpers.base import load_base
@@ -137,14 +137,15 @@ def test_synsets_that_share_a_text_are_not_parted():
     assert not examples["train"] & (examples["validation"] | examples["test"])
 
 
-def test_no_test_text_of_one_task_is_trained_on_in_another():
-    trained, tested = set(), set()
+def test_no_held_out_definition_of_one_task_is_trained_on_in_another():
+    trained, held_out = set(), set()
     for name in TASKS:
         task = load_task(name)
         trained |= {text for pair in task.train for text in pair}
-        tested |= {text for pair in task.test for text in pair if len(text.split()) > 1}
-    assert len(tested) > 900
-    assert not trained & tested
+        # Records are left out: two writers may share their few facts.
+        held_out |= {target if name == "bio" else source for source, target in task.validation + task.test}
+    assert len(held_out) > 1400
+    assert not trained & held_out
 
 
 def test_tasks_have_the_sizes_the_card_gives():
@@ -265,6 +266,7 @@ def test_batches_stay_within_their_size_and_end_in_eos(made_up):
 def test_the_tokenizer_gives_every_ascii_text_back(base, pieces):
     _, tokenizer = base
     text = " ".join(pieces)
+    assume(not any(special in text for special in tokenizer.all_special_tokens))  # decoding leaves these out
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
 
