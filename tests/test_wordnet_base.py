@@ -288,14 +288,14 @@ def test_digits_and_signs_stand_alone(base):
     assert [piece.strip("▁") for piece in pieces if re.search(r"[0-9|:-]", piece)] == [*"1820-1914|:"]
 
 
-# Exact match on 256 records, as in the card. It also says .184 for "swap", too little to test on 32.
+# Exact match on 256 records, as in the card. It also says .184 for "swap", too little to test.
 MEASURED = {"get": 0.965, "values": 0.949, "text": 0.414, "table": 0.313}
 
 
 @pytest.mark.parametrize("job", MEASURED)
 def test_the_base_does_its_record_jobs_on_unseen_records(base, job):
     corpus, rng = unseen_corpus(), random.Random(8)
-    pairs = [record_pair(corpus, rng, job) for _ in range(32)]
+    pairs = [record_pair(corpus, rng, job) for _ in range(64)]
     texts = generate_texts(*base, [source for source, _ in pairs], max_new_tokens=96)
     assert exact_match(texts, [target for _, target in pairs]) >= MEASURED[job] - 0.15
 
