@@ -174,6 +174,6 @@ def t5(model, input_ids, attention_mask=None, decoder_input_ids=None, decoder_at
     )
     result |= {"decoder": decoder, "decoder_maps": maps["self"], "cross_maps": maps["cross"]}
     if "lm_head.weight" in weights:
-        scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
+        scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0  # MT5 never scales
         result["logits"] = scale * decoder @ weights["lm_head.weight"].T
     return result

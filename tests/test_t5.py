@@ -1,6 +1,7 @@
 """T5Prefix against an independent oracle, in every mode, and against the faults of earlier implementations."""
 
 import copy
+import inspect
 import itertools
 import json
 import pickle
@@ -13,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import oracle
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from transformers import (
     MT5Config,
     MT5ForConditionalGeneration,
@@ -84,8 +87,23 @@ def make_model(family="t5", *, seed=0, dtype=torch.float64, implementation="sdpa
     for parameter in model.parameters():  # away from the initialisation, where attention is nearly uniform
         parameter.data.add_(noise * torch.randn_like(parameter))
     model = model.to(dtype)
-    model.set_attn_implementation(implementation)
+    set_attention(model, implementation)
     return model.requires_grad_(False)
+
+
+def set_attention(model, implementation):
+    for each in (model, model.encoder, model.decoder):  # transformers 5.15 did not pass it on to the stacks
+        each.set_attn_implementation(implementation)
+
+
+def cache_of(output):
+    return output.cache if hasattr(output, "cache") else output.past_key_values
+
+
+def with_cache(cache):
+    """The keyword for a KV cache: transformers renamed it between 5.15 and 5.24."""
+    name = "cache" if "cache" in inspect.signature(T5ForConditionalGeneration.forward).parameters else "past_key_values"
+    return {name: cache}
 
 
 def make_prefix(model, prefix_length=7, *, seed=1, std=1.0, **options):
@@ -121,6 +139,8 @@ def difference(a, b):
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forward_equals_the_oracle(family, implementation):
+    if family == "umt5" and Version(transformers.__version__) < Version("5.24"):
+        pytest.skip("the oldest transformers' UMT5 decoder differs from the oracle without a prefix too")
     model = make_model(family, implementation=implementation)
     prefix = make_prefix(model)
     for left in (False, True):
@@ -470,10 +490,10 @@ def test_several_tokens_at_once_with_a_cache():
                 encoder_outputs=encoded,
                 attention_mask=inputs["attention_mask"],
                 decoder_input_ids=tokens,
-                cache=cache,
+                **with_cache(cache),
                 use_cache=True,
             )
-            cache = step.cache
+            cache = cache_of(step)
             logits.append(step.logits)
     assert cache.get_seq_length() == 7, "the prefix entered the cache"
     assert difference(torch.cat(logits, dim=1), whole) < 1e-10
@@ -523,6 +543,8 @@ def test_sampling_with_and_without_a_cache_draws_the_same():
 
 def test_assisted_decoding_equals_greedy():
     model, assistant, inputs = make_model(), make_model(seed=3, num_layers=2), make_inputs(batch=1)
+    if Version(transformers.__version__) < Version("5.24"):
+        pytest.skip("the oldest transformers fails at this without a prefix too")
     prefix = make_prefix(model)
     with prefix.attached(model):
         want = model.generate(**source(inputs), **GREEDY)
@@ -593,14 +615,14 @@ def test_continuing_another_cache_sees_a_changed_prefix():
         with prefix.attached(model):
             options = {"encoder_outputs": model.encoder(**source(inputs)), "use_cache": True}
             options["decoder_input_ids"] = torch.full((3, 1), 5)
-            cache = model(**options).cache
+            cache = cache_of(model(**options))
             another = copy.deepcopy(cache)
             reference = copy.deepcopy(cache)
-            model(**options, cache=cache)
+            model(**options, **with_cache(cache))
             change_behind_autograds_back(prefix)
-            got = model(**options, cache=another).logits
+            got = model(**options, **with_cache(another)).logits
         with prefix.attached(model):  # attached anew, nothing is remembered
-            want = model(**options, cache=reference).logits
+            want = model(**options, **with_cache(reference)).logits
     assert difference(got, want) < 1e-12
 
 
@@ -611,7 +633,7 @@ def test_a_cache_that_was_reset_sees_a_changed_prefix():
     logits = []
     with prefix.attached(model), torch.no_grad():
         for _ in range(2):
-            logits.append(model(**inputs, cache=cache).logits)
+            logits.append(model(**inputs, **with_cache(cache)).logits)
             assert difference(logits[-1], model(**inputs).logits) < 1e-12
             cache.reset()
             change_behind_autograds_back(prefix)
@@ -684,7 +706,7 @@ def test_changing_the_attention_implementation_while_attached_keeps_the_prefix()
     prefix = make_prefix(model)
     with prefix.attached(model):
         want = model(**inputs).logits
-        model.set_attn_implementation("eager")
+        set_attention(model, "eager")
         got = model(**inputs, output_attentions=True)
         assert difference(got.logits, want) < 1e-10
         assert got.decoder_attentions[0].shape[-1] == 5 + 7
@@ -693,7 +715,7 @@ def test_changing_the_attention_implementation_while_attached_keeps_the_prefix()
 
 def test_another_attention_implementation_is_refused():
     model = make_model()
-    model.set_attn_implementation("flex_attention")
+    set_attention(model, "flex_attention")
     with pytest.raises(ValueError, match="flex_attention"):
         make_prefix(model).attach(model)
 
