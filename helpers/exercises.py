@@ -60,7 +60,9 @@ class Exercise:
     def judge(self, answer: Callable) -> Verdict:
         toys = list(self.toys(torch.Generator().manual_seed(0)))
         outcomes = [self._outcome(answer, toy) for toy in toys]
-        if any(outcome.result is None and outcome.error in (None, "NotImplementedError") for outcome in outcomes):
+        # torch raises NotImplementedError too, with a message: that one is an error of the answer.
+        stub = (None, ""), ("NotImplementedError", "")
+        if any(outcome.result is None and (outcome.error, outcome.message) in stub for outcome in outcomes):
             return Verdict(NOT_DONE, f"fill in {_name(answer)} and run this cell again.")
         differences = [
             (_difference(outcome, self._outcome(self.right, toy), self.compared), toy)
@@ -110,6 +112,8 @@ def _difference(got: _Outcome, wanted: _Outcome, compared: str = "") -> str:
 
 def _result_difference(got, wanted, name: str) -> str:
     if isinstance(wanted, tuple):
+        if _is_stacked(got, wanted):
+            got = got.unbind()
         if not isinstance(got, tuple | list) or len(got) != len(wanted):
             given = f"{len(got)}" if isinstance(got, tuple | list) else f"one {type(got).__name__}"
             return f"{name} should be {len(wanted)} results, and is {given}."
@@ -135,6 +139,16 @@ def _result_difference(got, wanted, name: str) -> str:
     return (
         f"{name} has the right shape {list(wanted.shape)}, but {int(differs.sum())} of {differs.numel()} entries "
         f"are wrong: entry {place} is {got[tuple(place)]:.3f}, expected {wanted[tuple(place)]:.3f}."
+    )
+
+
+def _is_stacked(got, wanted: tuple) -> bool:
+    """Whether `got` is one tensor that holds the results along its first axis: a pair, say, as `[2, ...]`."""
+    return (
+        isinstance(got, Tensor)
+        and got.ndim > 0
+        and len(got) == len(wanted)
+        and all(isinstance(one, Tensor) and one.ndim == got.ndim - 1 for one in wanted)
     )
 
 
@@ -473,6 +487,15 @@ check_decoder_mask = Exercise(
             "padding hides queries (rows); it has to hide keys (columns), on the last axis.",
         ),
         Mistake(
+            lambda given: _right_decoder_mask(given) & given.bool()[:, None, :, None],
+            "padded queries (rows) are hidden too, and are left without a key: padding hides keys (columns) alone.",
+        ),
+        Mistake(
+            lambda given: given.bool()[:, None, None, :] & _triangle(given).float(),
+            "`&` joins bool masks, and one of yours is float: attention_mask.bool() is bool, and so is "
+            "torch.ones(seq, seq, dtype=torch.bool).tril().",
+        ),
+        Mistake(
             lambda given: ~_right_decoder_mask(given),
             "True and False are swapped: True = may attend.",
         ),
@@ -502,6 +525,17 @@ def _cross_attention(
 ) -> Tensor:
     query, key, value = (split(projected, num_heads) for projected in (x @ w_q.T, context @ w_k.T, context @ w_v.T))
     return merge(scaled_dot_product_attention(query, key, value, scale=scale)[0]) @ w_o.T
+
+
+def _cross_attention_without_transpose(*toy, among: str) -> Tensor:
+    x, context, w_q, w_k, w_v, w_o, num_heads = toy
+    w_q, w_k, w_v, w_o = (w.T if name in among else w for name, w in zip("qkvo", (w_q, w_k, w_v, w_o), strict=True))
+    return _cross_attention(x, context, w_q, w_k, w_v, w_o, num_heads)
+
+
+def _cross_attention_of_a_pair(x, context, w_q, w_k, w_v, w_o, num_heads) -> Tensor:
+    query, key, value = (split_heads(y, num_heads) for y in (x @ w_q.T, context @ w_k.T, context @ w_v.T))
+    return merge_heads(scaled_dot_product_attention(query, key, value))
 
 
 def _split_with_view_alone(x: Tensor, num_heads: int) -> Tensor:
@@ -569,6 +603,17 @@ check_cross_attention = Exercise(
             "the scores were divided by the square root of all features together; head_dim belongs there.",
         ),
         Mistake(partial(_cross_attention, scale=1.0), "the scores were not divided by the square root of head_dim."),
+        *(
+            Mistake(
+                partial(_cross_attention_without_transpose, among=among),
+                "a matrix was used as it is stored: nn.Linear stores [out, in], so use .T, as in x @ w_q.T.",
+            )
+            for among in ("qkvo", "k", "o")
+        ),
+        Mistake(
+            _cross_attention_of_a_pair,
+            "scaled_dot_product_attention returns a pair, output and weights: take the first, mixed, _ = ...",
+        ),
     ],
 )
 
@@ -671,9 +716,14 @@ def _prefix_attention(query, key, value, prefix_key, prefix_value, mask, new_col
     return scaled_dot_product_attention(query, key, value, torch.cat([new_columns, mask], dim=1))[0]
 
 
-def _mask_behind_its_prefix(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
+def _prefix_attention_weights(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
     key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
-    return scaled_dot_product_attention(query, key, value, F.pad(mask, (0, prefix_key.shape[2]), value=True))[0]
+    return scaled_dot_product_attention(query, key, value, F.pad(mask, (prefix_key.shape[2], 0), value=True))[1]
+
+
+def _mask_behind_its_prefix(query, key, value, prefix_key, prefix_value, mask, fill=True) -> Tensor:
+    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+    return scaled_dot_product_attention(query, key, value, F.pad(mask, (0, prefix_key.shape[2]), value=fill))[0]
 
 
 def _prefix_behind_its_mask(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
@@ -715,6 +765,15 @@ check_prefix_attention = Exercise(
             "the mask grew at the other end than the keys: the prefix is in front, so are its columns.",
         ),
         Mistake(
+            partial(_mask_behind_its_prefix, fill=False),
+            "the mask grew at the other end than the keys, and by columns of False: F.pad takes (in front, behind), "
+            "and value=True.",
+        ),
+        Mistake(
+            lambda *toy: (_prefix_attention(*toy), _prefix_attention_weights(*toy)),
+            "the pair of output and weights was returned: the mixed values are its first part.",
+        ),
+        Mistake(
             _prefix_behind_its_mask,
             "the prefix stands behind the keys, but the new columns of the mask in front.",
         ),
@@ -753,9 +812,9 @@ def _prefix_share(query, key, prefix_key, **options) -> Tensor:
     return _prefix_weights(query, key, prefix_key, **options).sum(dim=-1, keepdim=True)
 
 
-def _share_of_the_last_columns(query, key, prefix_key) -> Tensor:
+def _share_of_columns(query, key, prefix_key, columns: Callable[[int], slice]) -> Tensor:
     scores = query.shape[-1] ** -0.5 * query @ torch.cat([prefix_key, key], dim=2).mT
-    return scores.softmax(dim=-1)[..., -prefix_key.shape[2] :].sum(dim=-1, keepdim=True)
+    return scores.softmax(dim=-1)[..., columns(prefix_key.shape[2])].sum(dim=-1, keepdim=True)
 
 
 check_prefix_share = Exercise(
@@ -792,8 +851,16 @@ check_prefix_share = Exercise(
             "the softmax ran over the queries: it runs over the keys, the last axis.",
         ),
         Mistake(
-            _share_of_the_last_columns,
-            "the last columns were summed: the prefix stands in front.",
+            partial(_share_of_columns, columns=lambda length: slice(-length, None)),
+            "the last columns were summed, which are not the prefix's: the prefix stands in front.",
+        ),
+        Mistake(
+            partial(_share_of_columns, columns=lambda length: slice(length, 2 * length)),
+            "the columns that were summed are not the prefix's: they belong to the first tokens.",
+        ),
+        Mistake(
+            partial(_share_of_columns, columns=lambda length: slice(0, 1)),
+            "one column was summed, that of the first slot: the prefix has as many columns as slots.",
         ),
     ],
 )

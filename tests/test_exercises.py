@@ -197,6 +197,13 @@ def cross_by_view(x, context, w_q, w_k, w_v, w_o, heads, merge=None):
     return (mixed.reshape(len(x), x.shape[1], -1) if merge == "view" else mixed.transpose(1, 2).flatten(2)) @ w_o.T
 
 
+def pair_not_unpacked(x, context, w_q, w_k, w_v, w_o, heads):
+    query = exercises.split_heads(x @ w_q.T, heads)
+    key, value = exercises.split_heads(context @ w_k.T, heads), exercises.split_heads(context @ w_v.T, heads)
+    both = exercises.scaled_dot_product_attention(query, key, value)
+    return exercises.merge_heads(both) @ w_o.T
+
+
 def unmerged(x, context, w_q, w_k, w_v, w_o, heads):
     mixed = cross(x, context, w_q, w_k, w_v, torch.eye(len(w_q)).double(), heads)
     return rearrange(mixed, "b s (h d) -> b h s d", h=heads).reshape(mixed.shape) @ w_o.T
@@ -217,6 +224,12 @@ def prefixed(query, key, value, prefix_key, prefix_value, mask):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
+def pair_of_prefixed(query, key, value, prefix_key, prefix_value, mask):
+    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+    mask = F.pad(mask, (prefix_key.shape[2], 0), value=True)
+    return exercises.scaled_dot_product_attention(query, key, value, mask)
+
+
 def share(query, key, prefix_key, *, dim=-1, scale=True):
     scores = query @ torch.cat([prefix_key, key], dim=2).transpose(2, 3)
     return (scores / query.shape[-1] ** 0.5 if scale else scores).softmax(dim)
@@ -234,6 +247,10 @@ WRONG_ANSWERS |= {
         (lambda m: triangle(m), "the padding is visible"),
         (lambda m: triangle(m).repeat(len(m), 1, 1, 1), "the padding is visible"),
         (lambda m: m[:, None, None, :] * triangle(m), "Your output has dtype torch.int64, expected torch.bool"),
+        (lambda m: m.bool()[:, None, None, :] & m.bool()[:, None, :, None] & triangle(m), "padded queries .* too"),
+        (lambda m: m.bool()[:, None, None, :] & torch.ones(m.shape[1], m.shape[1]).tril(), "one of yours is float"),
+        (lambda m: m[:, None, None, :].float() & triangle(m), "one of yours is float"),
+        (lambda m: m[:, None, None, :].float() | triangle(m), "raised NotImplementedError: .*not implemented for"),
         (lambda m: m.bool()[:, None, :] & triangle(m), r"shape \[2, 5, 5\], expected \[2, 1, 5, 5\]"),
     ],
     "check_cross_attention": [
@@ -249,7 +266,12 @@ WRONG_ANSWERS |= {
         (lambda *toy: cross(*toy, scale=len(toy[2]) ** -0.5), "all features together; head_dim belongs there"),
         (lambda *toy: cross(*toy, scale=1.0), "not divided by the square root of head_dim"),
         (lambda *toy: cross(*toy, split="b s (d h) -> b h s d"), "right shape .*entries are wrong"),
-        (lambda x, c, q, k, v, o, heads: cross(x, c, q.T, k, v, o, heads), "raised RuntimeError: .*shapes cannot be"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q.T, k, v, o, heads), "a matrix was used as it is stored"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q.T, k.T, v.T, o.T, heads), r"stores .out, in., so use \.T"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q, k, v.T, o, heads), "a matrix was used as it is stored"),
+        (lambda x, c, q, k, v, o, heads: cross(x, c, q, k, v, o.T, heads), "a matrix was used as it is stored"),
+        (pair_not_unpacked, "returns a pair, output and weights"),
+        (lambda x, c, q, k, v, o, heads: x @ x, "raised RuntimeError: .*were"),
     ],
     "check_cached_step": [
         (lambda *toy: step(*toy, is_causal=True), "top-left corner"),
@@ -273,6 +295,7 @@ WRONG_ANSWERS |= {
     "check_split_prefix": [
         (lambda p, h: rearrange(p, "b p (kv h d) -> kv b h p d", kv=2, h=h).flip(0).unbind(), "changed places"),
         (lambda p, h: rearrange(p, "b p (h d kv) -> kv b h p d", kv=2, h=h).unbind(), "taken in turn"),
+        (lambda p, h: rearrange(p, "b p (h d kv) -> kv b h p d", kv=2, h=h), "taken in turn"),
         (lambda p, h: rearrange(p, "b p (h d) -> b h p d", h=h).chunk(2, dim=-1), "before they were cut in half"),
         (lambda p, h: tuple(t.reshape(len(p), h, p.shape[1], -1) for t in p.split(p.shape[2] // 2, 2)), "view alone"),
         (lambda p, h: p.split(p.shape[2] // 2, dim=2), "not split into heads yet"),
@@ -290,6 +313,8 @@ WRONG_ANSWERS |= {
         (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (toy[3].shape[2], 0))), "without a prefix"),
         (lambda *toy: prefixed(*toy[:-1], None), "the mask was dropped"),
         (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (0, toy[3].shape[2]), value=True)), "grew at the other end"),
+        (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (0, toy[3].shape[2]))), "other end .* columns of False"),
+        (pair_of_prefixed, "the pair of output and weights"),
         (
             lambda q, k, v, pk, pv, m: prefixed(q, pk, pv, k, v, F.pad(m, (pk.shape[2], 0), value=True)),
             "stands behind the keys, but the new columns of the mask in front",
@@ -327,6 +352,11 @@ WRONG_ANSWERS |= {
             "softmax ran over the queries",
         ),
         (lambda q, k, p: share(q, k, p)[..., -p.shape[2] :].sum(-1, keepdim=True), "the prefix stands in front"),
+        (
+            lambda q, k, p: share(q, torch.cat([k, p], 2), p[:, :, :0])[..., : p.shape[2]].sum(-1, keepdim=True),
+            "not the prefix's: they belong to the first tokens",
+        ),
+        (lambda q, k, p: share(q, k, p)[..., :1], "one column was summed"),
         (lambda q, k, p: share(q, k, p)[..., : p.shape[2]].sum(-1), r"\[2, 3, 5\], expected \[2, 3, 5, 1\]"),
     ],
 }
@@ -478,6 +508,25 @@ def test_what_differs_is_said(right, answer, sentence):
     assert verdict.state == WRONG
     assert sentence in verdict.sentence
     assert verdict.sentence.endswith("The arguments were [3].")
+
+
+def test_not_implemented_with_a_message_is_an_error_and_no_stub():
+    def answer(x):
+        raise NotImplementedError("'bitwise_and_cpu' not implemented for 'Float'")
+
+    verdict = exercise(lambda x: x, ROW).judge(answer)
+    assert verdict.state == WRONG
+    assert "Your code raised NotImplementedError: 'bitwise_and_cpu' not implemented for 'Float'." in verdict.sentence
+
+
+def test_a_pair_may_come_as_one_tensor():
+    pair = exercise(lambda x: (x, 2 * x), ROW)
+    assert pair.judge(lambda x: torch.stack([x, 2 * x])).state == CORRECT
+    assert "Your output 1 has the right shape" in pair.judge(lambda x: torch.stack([x, x])).sentence
+    assert "should be 2 results" in pair.judge(lambda x: torch.stack([x, x, x])).sentence
+    assert "should be 2 results" in pair.judge(lambda x: x[:2]).sentence
+    split = CHECKS["check_split_prefix"]
+    assert split.judge(lambda p, h: rearrange(p, "b p (kv h d) -> kv b h p d", kv=2, h=h)).state == CORRECT
 
 
 @pytest.mark.parametrize(
