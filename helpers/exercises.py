@@ -1,5 +1,6 @@
 """Checks of the lessons' exercises. Each prints one sentence; for a wrong answer, one that names the mistake."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,10 @@ class Mistake:
     sentence: str | Callable[..., str]
 
 
+class UnreadableError(Exception):
+    """What `read` raises, with a whole sentence, if an answer's result is not of the form that it compares."""
+
+
 @dataclass(frozen=True)
 class Exercise:
     """Compares an answer with the right one on toys, and recognises mistakes by computing them too.
@@ -46,6 +51,7 @@ class Exercise:
         read: what is compared: made from the answer's result and the toy's arguments. None compares the result, a
             tensor, a number or a tuple of them.
         compared: what a sentence calls that which is compared.
+        examples: what a sentence calls the toys.
     """
 
     right: Callable
@@ -53,6 +59,7 @@ class Exercise:
     mistakes: Sequence[Mistake] = ()
     read: Callable[..., Any] | None = None
     compared: str = "Your output"
+    examples: str = "examples of different sizes"
 
     def __call__(self, answer: Callable) -> None:
         print(self.judge(answer))
@@ -61,23 +68,24 @@ class Exercise:
         toys = list(self.toys(torch.Generator().manual_seed(0)))
         outcomes = [self._outcome(answer, toy) for toy in toys]
         # torch raises NotImplementedError too, with a message: that one is an error of the answer.
-        stub = (None, ""), ("NotImplementedError", "")
-        if any(outcome.result is None and (outcome.error, outcome.message) in stub for outcome in outcomes):
+        if any((outcome.error, outcome.message) == ("NotImplementedError", "") for outcome in outcomes):
             return Verdict(NOT_DONE, f"fill in {_name(answer)} and run this cell again.")
+        if any(outcome.result is None and outcome.error is None for outcome in outcomes):
+            return Verdict(NOT_DONE, f"{_name(answer)} returned None. Is a return missing?")
         differences = [
             (_difference(outcome, self._outcome(self.right, toy), self.compared), toy)
             for outcome, toy in zip(outcomes, toys, strict=True)
         ]
         differences = [(difference, toy) for difference, toy in differences if difference]
         if not differences:
-            return Verdict(CORRECT, f"{_name(answer)} gives the right result on {len(toys)} toys of different sizes.")
+            return Verdict(CORRECT, f"{_name(answer)} gives the right result on {len(toys)} {self.examples}.")
         difference, toy = differences[0]
         for mistake in self.mistakes:
             wrong = [self._outcome(mistake.answer, toy) for toy in toys]
             if not any(map(_difference, outcomes, wrong)):
                 sentence = mistake.sentence if isinstance(mistake.sentence, str) else mistake.sentence(*toy)
                 return Verdict(WRONG, sentence)
-        return Verdict(WRONG, f"{difference} The arguments were {_described(toy)}.")
+        return Verdict(WRONG, f"{difference} The arguments were {_described(toy, answer)}.")
 
     def _outcome(self, answer: Callable, toy: tuple) -> "_Outcome":
         # Each call gets its own copies: an answer may write into its arguments.
@@ -86,6 +94,8 @@ class Exercise:
             result = answer(*given)
             if result is not None and self.read is not None:
                 result = self.read(result, *toy)
+        except UnreadableError as error:
+            return _Outcome(error="UnreadableError", message=str(error))
         except Exception as error:  # whatever the reader's code raises is what the sentence says
             return _Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
         return _Outcome(result)
@@ -103,8 +113,11 @@ class _Outcome:
 def _difference(got: _Outcome, wanted: _Outcome, compared: str = "") -> str:
     """One sentence, or an empty string if there is no difference."""
     if got.error is not None:
-        same = (got.error, got.message) == (wanted.error, wanted.message)
-        return "" if same else f"Your code raised {got.error}: {got.message.rstrip('.')}."
+        if (got.error, got.message) == (wanted.error, wanted.message):
+            return ""
+        if got.error == "UnreadableError":
+            return got.message
+        return f"Your code raised {got.error}: {got.message.rstrip('.')}."
     if wanted.error is not None:
         return f"Expected {wanted.error}: {wanted.message.rstrip('.')}."
     return _result_difference(got.result, wanted.result, compared)
@@ -156,8 +169,16 @@ def _name(answer: Callable) -> str:
     return getattr(answer, "__name__", "your answer")
 
 
-def _described(toy: tuple) -> str:
-    return ", ".join(map(_description, toy))
+def _described(toy: tuple, answer: Callable) -> str:
+    """The arguments, each with the name that the answer gives it."""
+    try:
+        parameters = inspect.signature(answer).parameters.values()
+    except ValueError:  # a function written in C has no signature
+        parameters = ()
+    names = [f"{each.name} " for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(names) != len(toy):
+        names = [""] * len(toy)
+    return ", ".join(name + _description(argument) for name, argument in zip(names, toy, strict=True))
 
 
 def _description(argument: Any) -> str:
@@ -217,8 +238,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, number: float) -> tupl
     return weights @ value, weights
 
 
-def _softmax_over_queries(hidden: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor]:
-    weights = ((hidden @ w_q) @ (hidden @ w_k).mT / w_q.shape[-1] ** 0.5).softmax(dim=-2)
+def _softmax_over_queries(hidden: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, dim=-2) -> tuple[Tensor, Tensor]:
+    weights = ((hidden @ w_q) @ (hidden @ w_k).mT / w_q.shape[-1] ** 0.5).softmax(dim=dim)
     return weights @ (hidden @ w_v), weights
 
 
@@ -255,12 +276,30 @@ check_self_attention = Exercise(
             ),
         ),
         Mistake(
+            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_v.shape[-1]),
+            lambda x, w_q, w_k, w_v: (
+                f"the scores were divided by the square root of value_dim, {w_v.shape[-1]}; the square root of "
+                f"head_dim, {w_q.shape[-1]}, belongs there."
+            ),
+        ),
+        Mistake(
             lambda x, w_q, w_k, w_v: _attention(x @ w_k, x @ w_q, x @ w_v, w_q.shape[-1]),
             "queries and keys have changed places: rows of the weights must be queries, so query @ key.mT.",
         ),
         Mistake(
             _softmax_over_queries,
             "the softmax ran over the queries: the columns of the weights sum to 1, and the rows should.",
+        ),
+        Mistake(
+            partial(_softmax_over_queries, dim=0),
+            "the softmax ran over the sentences of the batch, dim=0: it has to run over the keys, dim=-1.",
+        ),
+        Mistake(
+            lambda x, w_q, w_k, w_v: (
+                _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1])[0],
+                (x @ w_q) @ (x @ w_k).mT / w_q.shape[-1] ** 0.5,
+            ),
+            "the output is right, but you returned the scores beside it; return the weights, after the softmax.",
         ),
         Mistake(
             lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x, w_q.shape[-1]),
@@ -280,10 +319,14 @@ check_self_attention = Exercise(
 
 def _sharp_map(matrices, num_tokens: int) -> Tensor:
     """Where the head that these matrices make, on one-hot positions, has a weight above 0.99; without token 0."""
+    pair = isinstance(matrices, tuple | list) and len(matrices) == 2
+    if not pair or not all(isinstance(matrix, Tensor) for matrix in matrices):
+        given = f"{len(matrices)} results" if isinstance(matrices, tuple | list) else f"one {type(matrices).__name__}"
+        raise UnreadableError(f"Return w_q and w_k, two tensors; you returned {given}.")
     w_q, w_k = matrices
     if not list(w_q.shape) == list(w_k.shape) == [num_tokens, num_tokens]:
-        raise ValueError(
-            f"w_q has shape {list(w_q.shape)} and w_k {list(w_k.shape)}, expected [{num_tokens}, {num_tokens}] twice"
+        raise UnreadableError(
+            f"w_q has shape {list(w_q.shape)} and w_k {list(w_k.shape)}, expected [{num_tokens}, {num_tokens}] twice."
         )
     return ((w_q @ w_k.mT / num_tokens**0.5).softmax(dim=-1) > 0.99)[1:]
 
@@ -293,6 +336,11 @@ def _shifted(num_tokens: int, steps: int, strength: float = 100.0) -> tuple[Tens
     return strength * keys.roll(steps, dims=0), keys
 
 
+def _next_token(num_tokens: int) -> tuple[Tensor, Tensor]:
+    """The last token has no next one: its scores are all 0."""
+    return 100 * torch.eye(num_tokens).roll(-1, dims=0).triu(), torch.eye(num_tokens)
+
+
 check_previous_token = Exercise(
     right=lambda num_tokens: _shifted(num_tokens, 1),
     toys=lambda draw: [(5,), (8,)],
@@ -300,6 +348,7 @@ check_previous_token = Exercise(
     compared="The map of weights above 0.99, for all tokens but the first,",
     mistakes=[
         Mistake(lambda n: _shifted(n, -1), "every token attends to the token after it, not to the one before."),
+        Mistake(_next_token, "every token but the last attends to the token after it, not to the one before."),
         Mistake(lambda n: _shifted(n, 0), "every token attends to itself, not to the one before it."),
         Mistake(
             lambda n: _shifted(n, 1, strength=0.0),
@@ -316,9 +365,8 @@ def _split(x: Tensor, num_heads: int) -> Tensor:
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def _view_alone(x: Tensor, num_heads: int) -> Tensor:
-    batch, seq, features = x.shape
-    return x.reshape(batch, num_heads, seq, features // num_heads)
+def _view_alone(x: Tensor, num_heads: int, seq: int | None = None) -> Tensor:
+    return x.reshape(len(x), num_heads, x.shape[1] if seq is None else seq, -1)
 
 
 def _tokens_of_head_0(x: Tensor, num_heads: int) -> str:
@@ -347,6 +395,10 @@ check_split_heads = Exercise(
                 f"head 0 took features 0, {num_heads}, {2 * num_heads}, ...; a head owns neighbouring ones: "
                 "(h d), not (d h)."
             ),
+        ),
+        Mistake(
+            lambda x, num_heads: _view_alone(x.transpose(1, 2), num_heads, x.shape[1]),
+            "tokens and features were transposed before the cut: cut the last axis first, then transpose.",
         ),
         Mistake(
             lambda x, num_heads: _split(x, num_heads).flatten(0, 1),
@@ -414,6 +466,24 @@ def last_token_reaches_the_one_before(hidden: Tensor) -> Tensor:
     return torch.cat([hidden[:, :-2], hidden[:, -2:-1] * hidden[:, -1:], hidden[:, -1:]], dim=1)
 
 
+def second_token_reaches_the_first(hidden: Tensor) -> Tensor:
+    return torch.cat([hidden[:, :1] * hidden[:, 1:2], hidden[:, 1:]], dim=1)
+
+
+def each_token_reaches_two_back(hidden: Tensor) -> Tensor:
+    return hidden + F.pad(hidden[:, 2:], (0, 0, 0, 2))
+
+
+def one_feature_reaches_another_of_the_token_before(hidden: Tensor) -> Tensor:
+    reached = F.pad(hidden[:, 1:, 4], (0, 1))
+    return torch.cat([hidden[:, :, :2], hidden[:, :, 2:3] + reached[:, :, None], hidden[:, :, 3:]], dim=-1)
+
+
+def the_difference_of_two_features_reaches_back(hidden: Tensor) -> Tensor:
+    """Its derivatives add up to 0."""
+    return hidden + F.pad(hidden[:, 1:, :1] - hidden[:, 1:, 1:2], (0, 0, 0, 1))
+
+
 # Their names are in the sentence for a wrong answer.
 _LAYERS = [
     causal_attention,
@@ -421,23 +491,35 @@ _LAYERS = [
     attention_without_a_mask,
     each_token_alone,
     last_token_reaches_the_one_before,
+    second_token_reaches_the_first,
+    each_token_reaches_two_back,
+    one_feature_reaches_another_of_the_token_before,
+    the_difference_of_two_features_reaches_back,
 ]
+
+
+def _jacobian(layer: Callable, hidden: Tensor) -> Tensor:
+    return torch.autograd.functional.jacobian(layer, hidden)
 
 
 def _dependence(layer: Callable, hidden: Tensor) -> Tensor:
     """Bool `[output token, input token]`."""
-    jacobian = torch.autograd.functional.jacobian(layer, hidden)
-    return jacobian.abs().sum(dim=(0, 2, 3, 5)) > 0
+    return _jacobian(layer, hidden).abs().sum(dim=(0, 2, 3, 5)) > 0
+
+
+def _sees_future_by_signed_sums(layer: Callable, hidden: Tensor, differs: Callable) -> Tensor:
+    return differs(_jacobian(layer, hidden).sum(dim=(0, 2, 3, 5)), 0).triu(1).any()
 
 
 check_sees_future = Exercise(
     right=lambda layer, hidden: _dependence(layer, hidden).triu(1).any().item(),
     toys=lambda draw: [(layer, _random(draw, 1, 5, 6)) for layer in _LAYERS],
     read=lambda result, layer, hidden: bool(result),
+    examples="layers",
     mistakes=[
         Mistake(
-            lambda layer, hidden: _dependence(layer, hidden).triu().any(),
-            "it calls every layer leaky: a token may depend on itself, so leave the diagonal out.",
+            lambda layer, hidden: True,
+            "it calls every layer leaky: count only the pairs above the diagonal, without the diagonal.",
         ),
         Mistake(
             lambda layer, hidden: _dependence(layer, hidden).tril(-1).any(),
@@ -447,7 +529,29 @@ check_sees_future = Exercise(
             lambda layer, hidden: _dependence(layer, hidden)[0, 1:].any(),
             "it watches output token 0 alone, and misses a leak further back.",
         ),
-        Mistake(lambda layer, hidden: False, "it finds no leak anywhere, though three of the five layers have one."),
+        Mistake(
+            lambda layer, hidden: _dependence(layer, hidden)[:-1, -1].any(),
+            "it watches the last input token alone, and misses a leak from a token before it.",
+        ),
+        Mistake(
+            lambda layer, hidden: _dependence(layer, hidden).diagonal(1).any(),
+            "it watches the next token alone, and misses a leak from further away: take all of the upper triangle.",
+        ),
+        Mistake(
+            lambda layer, hidden: (_jacobian(layer, hidden)[0, :, 0, 0, :, 0] != 0).triu(1).any(),
+            "it looks at some features alone: any feature of the output can depend on any feature of the input.",
+        ),
+        *(
+            Mistake(
+                partial(_sees_future_by_signed_sums, differs=differs),
+                "it adds up what can cancel: take abs() of the derivatives, or change one feature at a time.",
+            )
+            for differs in (torch.ne, torch.gt)
+        ),
+        Mistake(
+            lambda layer, hidden: False,
+            f"it finds no leak anywhere, though {len(_LAYERS) - 2} of the {len(_LAYERS)} layers have one.",
+        ),
     ],
 )
 

@@ -81,7 +81,7 @@ def softmax_by_hand(scores):
 
 def first_token_changes_when_a_later_one_does(layer, hidden):
     changed = hidden.clone()
-    changed[:, 1:] += 1
+    changed[:, 1:] += torch.linspace(1, 2, hidden.shape[-1])
     return not torch.equal(layer(hidden)[:, 0], layer(changed)[:, 0])
 
 
@@ -89,6 +89,32 @@ def any_token_changes_when_an_earlier_one_does(layer, hidden):
     changed = hidden.clone()
     changed[:, 0] += 1
     return not torch.equal(layer(hidden)[:, 1:], layer(changed)[:, 1:])
+
+
+def some_token_changes_when_the_last_one_does(layer, hidden):
+    changed = hidden.clone()
+    changed[:, -1] += torch.linspace(1, 2, hidden.shape[-1])
+    return not torch.equal(layer(hidden)[:, :-1], layer(changed)[:, :-1])
+
+
+def an_earlier_token_changes_when_all_features_of_one_do(layer, hidden):
+    for token in range(1, hidden.shape[1]):
+        changed = hidden.clone()
+        changed[:, token] += 1
+        if not torch.allclose(layer(hidden)[:, :token], layer(changed)[:, :token]):
+            return True
+    return False
+
+
+def pairs(layer, hidden, features=(slice(None), slice(None))):
+    """Bool [output token, input token], of some features of the output and of the input."""
+    derivatives = torch.autograd.functional.jacobian(layer, hidden)[0, :, :, 0].movedim(1, 2)
+    derivatives = derivatives[:, :, features[0]][..., features[1]]
+    return (derivatives != 0).flatten(2).any(-1) if derivatives.ndim > 2 else derivatives != 0
+
+
+def signed_sums(layer, hidden):
+    return torch.autograd.functional.jacobian(layer, hidden)[0, :, :, 0].sum(dim=(1, 3))
 
 
 def attend(query, key, value, *, scale=None, dim=-1):
@@ -105,8 +131,11 @@ WRONG_ANSWERS = {
         (lambda q, k, v: softmax_by_hand(k @ q / k.shape[0] ** 0.5) @ v, "number of keys, 4; .* head_dim, 9"),
         (lambda q, k, v: v.T @ (k @ q) / q.numel() ** 0.5, "the softmax is missing"),
         (lambda q, k, v: softmax_by_hand(k @ q / q.numel() ** 0.5), "you returned the weights"),
-        (lambda q, k, v: reduce(v, "k v -> v", "mean"), r"3 of 3 entries are wrong: entry \[0\] is .*\[9\], \[4, 9\]"),
-        (lambda q, k, v: q @ k, r"raised RuntimeError: .*cannot be multiplied.*were \[9\], \[4, 9\], \[4, 3\]"),
+        (
+            lambda q, k, v: reduce(v, "k v -> v", "mean"),
+            r"3 of 3 entries are wrong: entry \[0\] is .*q \[9\], k \[4, 9\]",
+        ),
+        (lambda q, k, v: q @ k, r"raised RuntimeError: .*cannot be multiplied.*were q \[9\], k \[4, 9\], v \[4, 3\]"),
     ],
     "check_self_attention": [
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v, scale=1.0), "not divided by the square root of head_dim"),
@@ -118,17 +147,29 @@ WRONG_ANSWERS = {
         (lambda x, q, k, v: attend(x @ q, x @ k, x), "project them with w_v"),
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v)[0], "return the output and the weights"),
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v)[::-1], "return the output first"),
+        (lambda x, q, k, v: attend(x @ q, x @ k, x @ v, dim=0), "over the sentences of the batch"),
+        (lambda x, q, k, v: attend(x @ q, x @ k, 2 * x @ v), "Your output 0 has the right shape.*entry .0, 0, 0. is"),
+        (lambda x, q, k, v: (x @ q) @ (x @ k), r"raised RuntimeError: .*were x \[2, 5, 7\], q \[7, 3\]"),
+        (lambda x, q, k, v: attend(x @ q, x @ k, x @ v, scale=v.shape[1] ** -0.5), "value_dim, 4; .* head_dim, 3"),
         (
-            lambda x, q, k, v: attend(x @ q, x @ k, x @ v, dim=0),
-            "Your output 0 has the right shape.*entry .0, 0, 0. is",
+            lambda x, q, k, v: (attend(x @ q, x @ k, x @ v)[0], torch.einsum("bqd,bkd->bqk", x @ q, x @ k) / 3**0.5),
+            "^Your output 1 has the right shape",  # the second toy's head_dim is not 3
         ),
-        (lambda x, q, k, v: (x @ q) @ (x @ k), r"raised RuntimeError: .*were \[2, 5, 7\], \[7, 3\]"),
+        (
+            lambda x, q, k, v: (attend(x @ q, x @ k, x @ v)[0], (x @ q) @ (x @ k).mT * q.shape[1] ** -0.5),
+            "you returned the scores",
+        ),
     ],
     "check_previous_token": [
         (lambda n: (torch.eye(n), 100 * torch.eye(n).roll(1, dims=0)), "the token after it"),
         (lambda n: (torch.eye(n), 100 * torch.eye(n)), "attends to itself"),
         (lambda n: (torch.eye(n).roll(1, dims=0), torch.eye(n)), "no weight exceeds 0.99"),
+        (lambda n: [torch.nn.Parameter(torch.eye(n).roll(1, dims=0)), torch.eye(n)], "no weight exceeds 0.99"),
         (lambda n: (torch.eye(n), torch.eye(n + 1)), r"w_k \[6, 6\], expected \[5, 5\] twice"),
+        (lambda n: (torch.eye(n), torch.eye(n)[:, 1:]), r"^w_q has shape \[5, 5\] and w_k \[5, 4\]"),
+        (lambda n: (100 * torch.diag(torch.ones(n - 1), 1), torch.eye(n)), "every token but the last .* after it"),
+        (lambda n: 100 * torch.diag(torch.ones(n - 1), -1), "^Return w_q and w_k, two tensors; you returned one"),
+        (lambda n: (torch.eye(n), torch.eye(n), torch.eye(n)), "^Return w_q and w_k, two .*you returned 3 results"),
         (
             lambda n: (100 * torch.eye(n).roll(2, dims=0), torch.eye(n)),
             "The map of weights .*of 20 in the wrong places",
@@ -140,6 +181,10 @@ WRONG_ANSWERS = {
         (lambda x, h: x.view(len(x) * h, x.shape[1], -1), "view alone: .*folded into the batch"),
         (lambda x, h: rearrange(x, "b s (h d) -> b s h d", h=h), "the transpose is missing"),
         (lambda x, h: rearrange(x, "b s (d h) -> b h s d", h=h), "head 0 took features 0, 3, 6, ...;"),
+        (
+            lambda x, h: x.transpose(1, 2).reshape(len(x), h, x.shape[1], x.shape[2] // h),
+            "cut the last axis first, then transpose",
+        ),
         (lambda x, h: torch.cat(x.chunk(h, dim=-1)), r"shape \[6, 5, 4\], expected \[2, 3, 5, 4\]"),
         (
             lambda x, h: rearrange(x, "b s (h d) -> b h s d", h=h).flip(1),
@@ -159,13 +204,22 @@ WRONG_ANSWERS = {
         (lambda x: rearrange(x, "b h s d -> b h (s d)"), r"shape \[2, 3, 20\], expected \[2, 5, 12\]"),
     ],
     "check_sees_future": [
-        (lambda layer, hidden: True, "leave the diagonal out"),
+        (lambda layer, hidden: True, "every layer leaky: .*above the diagonal, without the diagonal"),
+        (lambda layer, hidden: pairs(layer, hidden).triu().any(), "every layer leaky"),
+        (lambda layer, hidden: pairs(layer, hidden).diagonal(1).any(), "watches the next token alone"),
+        (some_token_changes_when_the_last_one_does, "watches the last input token alone"),
+        (lambda layer, hidden: pairs(layer, hidden, (0, 0)).triu(1).any(), "looks at some features alone"),
+        (lambda layer, hidden: pairs(layer, hidden, (slice(None), 0)).triu(1).any(), "looks at some features alone"),
+        (lambda layer, hidden: pairs(layer, hidden, (0, slice(None))).triu(1).any(), "looks at some features alone"),
+        (lambda layer, hidden: (signed_sums(layer, hidden) != 0).triu(1).any(), r"abs\(\) of the derivatives"),
+        (lambda layer, hidden: (signed_sums(layer, hidden) > 0).triu(1).any(), r"abs\(\) of the derivatives"),
+        (an_earlier_token_changes_when_all_features_of_one_do, "change one feature at a time"),
         (lambda layer, hidden: not layer(hidden).isfinite().all(), "no leak anywhere"),
         (first_token_changes_when_a_later_one_does, "watches output token 0 alone"),
         (any_token_changes_when_an_earlier_one_does, "it looks for the past"),
         (
             lambda layer, hidden: not first_token_changes_when_a_later_one_does(layer, hidden),
-            "is True, expected False.*causal_attention, .1, 5, 6.",
+            "is True, expected False.*layer causal_attention, hidden .1, 5, 6.",
         ),
         (lambda layer, hidden: layer(hidden) > 0, "raised RuntimeError: Boolean value of Tensor"),
     ],
@@ -549,9 +603,12 @@ def test_no_answer_is_not_done_yet(check):
     def stub(*arguments):
         raise NotImplementedError
 
-    for answer in (stub, lambda *arguments: None):
-        assert check.judge(answer).state == NOT_DONE
+    def forgetful(*arguments):
+        arguments = arguments[::-1]
+
     assert str(check.judge(stub)) == "Not done yet: fill in stub and run this cell again."
+    assert check.judge(forgetful).state == NOT_DONE
+    assert str(check.judge(forgetful)) == "Not done yet: forgetful returned None. Is a return missing?"
 
 
 # The comparison itself
@@ -585,7 +642,12 @@ def test_what_differs_is_said(right, answer, sentence):
     verdict = exercise(right, ROW).judge(answer)
     assert verdict.state == WRONG
     assert sentence in verdict.sentence
-    assert verdict.sentence.endswith("The arguments were [3].")
+    assert verdict.sentence.endswith("The arguments were x [3].")
+
+
+def test_arguments_without_names_are_said_by_shape():
+    for answer in (torch.rsqrt, lambda *arguments: arguments[0] + 1):
+        assert exercise(lambda x: x, ROW).judge(answer).sentence.endswith("The arguments were [3].")
 
 
 def test_not_implemented_with_a_message_is_an_error_and_no_stub():
@@ -623,7 +685,7 @@ def test_what_is_right_is_correct(right, answer):
 def test_an_answer_that_is_right_on_one_toy_alone_is_wrong():
     check = Exercise(right=lambda n: 2 * n, toys=lambda draw: [(2,), (3,)])
     verdict = check.judge(lambda n: n**2)
-    assert verdict.sentence == "Your output is 9, expected 6. The arguments were 3."
+    assert verdict.sentence == "Your output is 9, expected 6. The arguments were n 3."
 
 
 def test_an_answer_may_write_into_its_arguments():
@@ -645,7 +707,7 @@ def test_a_mistake_that_raises_is_recognised_by_its_error():
 def test_an_exercise_may_read_its_result_before_comparing():
     check = exercise(lambda x: x, ROW, read=lambda result, x: result.argmax().item())
     assert check.judge(lambda x: 5 * x).state == CORRECT
-    assert check.judge(lambda x: -x).sentence == "Your output is 0, expected 2. The arguments were [3]."
+    assert check.judge(lambda x: -x).sentence == "Your output is 0, expected 2. The arguments were x [3]."
 
 
 def test_a_verdict_is_printed_as_one_line_and_draws_no_random_number(capsys):
