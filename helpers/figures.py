@@ -120,12 +120,21 @@ def heat_map(
     prefix_length: int = 0,
     title: str = "",
     quantity: str = "weight",
+    axes_names: tuple[str, str] = ("query", "key"),
+    relation: str = "may attend",
+    of_each_query: str = "favourite key",
+    largest: float | None = None,
 ) -> None:
     """Show one matrix `[query, key]`: attention weights, or scores, a bias or a bool mask.
 
     The first `prefix_length` keys are the prefix, outlined in orange and named p0, p1, ...; `key_labels` name
     the keys behind it. `quantity` says what a number is ("weight", "score", "bias"). Negative numbers get a
-    diverging map around zero, minus infinity is grey.
+    diverging map around zero, minus infinity is grey. `largest` ends the range of colours, so that two figures
+    can be compared.
+
+    Rows and columns that are no queries and keys have other `axes_names`, and what a 1 of a bool matrix says of
+    them is the `relation` ("depend"). Of weights, the sentence tells `of_each_query` the "favourite key" or the
+    "largest weight".
     """
     sentence = heat_map_sentence(
         weights,
@@ -134,6 +143,9 @@ def heat_map(
         prefix_length=prefix_length,
         title=title,
         quantity=quantity,
+        axes_names=axes_names,
+        relation=relation,
+        of_each_query=of_each_query,
     )
     values = _array(weights)
     num_queries, num_keys = values.shape
@@ -155,7 +167,7 @@ def heat_map(
             right=0.15 if is_mask else 1.0,
         )
         axes = _axes(figure)
-        image = _draw_matrix(axes, values, prefix_length, _colour_limits(values), numbers)
+        image = _draw_matrix(axes, values, prefix_length, _colour_limits(values, largest), numbers)
         _label_axis(axes.yaxis, query_names)
         _label_axis(axes.xaxis, key_names)
         if turned:
@@ -165,7 +177,7 @@ def heat_map(
         for position, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
             if position < prefix_length:
                 label.set_color(PREFIX_COLOUR)
-        axes.set(xlabel="key", ylabel="query")
+        axes.set(xlabel=axes_names[1], ylabel=axes_names[0])
         if not is_mask:
             figure.colorbar(image, cax=_axes(figure, width + 0.15, 0, 0.15, height), label=quantity)
         show(figure, sentence)
@@ -211,14 +223,26 @@ def heat_map_sentence(
     prefix_length: int = 0,
     title: str = "",
     quantity: str = "weight",
+    axes_names: tuple[str, str] = ("query", "key"),
+    relation: str = "may attend",
+    of_each_query: str = "favourite key",
 ) -> str:
     values = _array(weights)
     _check_matrix(values, 2, "[query, key]", prefix_length)
+    if of_each_query not in ("favourite key", "largest weight"):
+        raise ValueError(f"of_each_query is 'favourite key' or 'largest weight'; got {of_each_query!r}")
     num_queries, num_keys = values.shape
-    queries = _phrases("query", _query_names(num_queries, None), _query_names(num_queries, query_labels))
+    row, column = axes_names
+    queries = _phrases(row, _query_names(num_queries, None), _query_names(num_queries, query_labels))
     key_names = _key_names(num_keys, None, prefix_length)
-    keys = _phrases("key", key_names, _key_names(num_keys, key_labels, prefix_length))
-    size = f"{_count(num_queries, 'query')} by {_count(num_keys, 'key')}"
+    key_texts = _key_names(num_keys, key_labels, prefix_length)
+    keys = _phrases(column, key_names, key_texts)
+    size = f"{_count(num_queries, row)} by {_count(num_keys, column)}"
+    if values.dtype == np.bool_ and relation != "may attend":
+        return (
+            f"{title or _upper_first(relation)}, {size}: {values.sum()} of {values.size} pairs {relation}, "
+            f"{np.triu(values, 1).sum()} of them above the diagonal."
+        )
     if values.dtype == np.bool_:
         seen = values.sum(axis=1)
         return (
@@ -231,8 +255,12 @@ def heat_map_sentence(
     if quantity == "weight":
         facts = f"{queries[query]} attends most to {keys[key]}, weight {_number(values[query, key])}"
         if 1 < num_queries <= LARGEST_WITH_NUMBERS:
-            favourites = ", ".join(key_names[k] for k in rounded.argmax(axis=1))
-            facts += f"; the favourite keys of queries 0 to {num_queries - 1} are {favourites}"
+            told = key_texts if len(set(key_texts)) == num_keys else key_names
+            if of_each_query == "favourite key":
+                each = [told[k] for k in rounded.argmax(axis=1)]
+            else:
+                each = [_number(weight) for weight in rounded.max(axis=1)]
+            facts += f"; the {of_each_query}s of queries 0 to {num_queries - 1} are {', '.join(each)}"
         if prefix_length:
             facts += f"; {_prefix_share(values, prefix_length)} of the weight is on the prefix"
     else:
@@ -340,12 +368,10 @@ def _draw_matrix(axes, values: np.ndarray, prefix_length: int, limits: tuple[flo
     return image
 
 
-def _colour_limits(values: np.ndarray) -> tuple[float, float]:
+def _colour_limits(values: np.ndarray, largest: float | None = None) -> tuple[float, float]:
     finite = values[np.isfinite(values)].astype(float)
-    if finite.min() < 0:
-        largest = np.abs(finite).max()
-        return -largest, largest
-    return 0.0, max(finite.max(), 1e-9)
+    largest = max(np.abs(finite).max(), 1e-9) if largest is None else largest
+    return (-largest if finite.min() < 0 else 0.0), largest
 
 
 def _cell_text(value: float, of_mask: bool) -> str:
@@ -422,12 +448,13 @@ def curves(
     title: str = "",
     smooth: int = 1,
     log_x: bool = False,
+    from_zero: bool = False,
     digits: int = 2,
 ) -> None:
     """Show one line for each label, over `x` or over 1, 2, 3, ...
 
     `smooth` is the number of values in a running mean, drawn over the pale line of the values themselves; the
-    sentence then speaks of the means.
+    sentence then speaks of the means. `from_zero` begins the other axis at 0.
     """
     sentence = curves_sentence(series, x=x, x_label=x_label, y_label=y_label, title=title, smooth=smooth, digits=digits)
     with _styled():
@@ -443,6 +470,8 @@ def curves(
             axes.plot(places[smooth - 1 :], means, color=colour, marker=marker, markevery=every, label=label)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(alpha=0.3)
+        if from_zero:
+            axes.set_ylim(bottom=0)
         if log_x:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
@@ -629,13 +658,19 @@ def blocks_sentence(
         raise ValueError(f"blocks has colours for {len(COLOURS)} groups; colour_by named {len(groups)}")
     facts = []
     for name, grid in texts.items():
-        held = [_listed(_groups([block], colour_by)) for block in _stack(grid)]
+        held = [_groups([block], colour_by) for block in _stack(grid)]
+        held = [f"all {len(groups)}" if len(groups) > 2 and block == groups else _listed(block) for block in held]
         if grid.ndim == 2:
             facts.append(f"{name}, {grid.shape[0]} by {grid.shape[1]}, holds {held[0]}")
-        else:
-            each = ", ".join(f"{block_name} {number} holds {groups}" for number, groups in enumerate(held))
-            facts.append(f"{name}, {_count(len(grid), block_name)} of {grid.shape[1]} by {grid.shape[2]}: {each}")
-    return f"{title or 'Entries by colour'}: {'; '.join(facts)}."
+            continue
+        each = ", ".join(f"{block_name} {number} holds {text}" for number, text in enumerate(held))
+        if len(held) > 1 and len(set(held)) == 1:
+            each = f"every {block_name} holds {held[0]}"
+        facts.append(f"{name}, {_count(len(grid), block_name)} of {grid.shape[1]} by {grid.shape[2]}: {each}")
+    lead = title or "Entries by colour"
+    if any(f"holds all {len(groups)}" in fact for fact in facts):
+        lead += f" ({_listed(groups)})"
+    return f"{lead}: {'; '.join(facts)}."
 
 
 def _texts(grid) -> np.ndarray:

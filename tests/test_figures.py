@@ -40,6 +40,7 @@ EXAMPLES = {
     ),
     "long labels": lambda: figures.heat_map(WEIGHTS, key_labels=["straightforward", "words", "turned", "upwards"]),
     "mask": lambda: figures.heat_map(MASK, title="Causal mask"),
+    "dependence": lambda: figures.heat_map(MASK, axes_names=("output token", "input token"), relation="depend"),
     "scores": lambda: figures.heat_map([[1.5, -np.inf], [-2.0, 0.5]], quantity="score"),
     "large": lambda: figures.heat_map(np.eye(30, 40) / 2, prefix_length=10),
     "heat_maps": lambda: figures.heat_maps(np.stack([WEIGHTS] * 5), prefix_length=1, title="Five heads"),
@@ -177,7 +178,9 @@ def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
         (lambda: figures.heat_map(WEIGHTS), lambda: figures.heat_map(np.array(WEIGHTS)[:, [0, 2, 1, 3]])),
         (lambda: figures.heat_map(WEIGHTS, prefix_length=2), lambda: figures.heat_map(WEIGHTS, prefix_length=1)),
         (lambda: figures.heat_map(MASK), lambda: figures.heat_map(np.tri(3, 5, dtype=bool))),
+        (lambda: figures.heat_map(WEIGHTS), lambda: figures.heat_map(WEIGHTS, largest=1.0)),
         (lambda: figures.curves({"a": [3, 2, 1]}), lambda: figures.curves({"a": [3, 1.8, 1]})),
+        (lambda: figures.curves({"a": [3, 2]}), lambda: figures.curves({"a": [3, 2]}, from_zero=True)),
         (lambda: figures.curves({"a": [3, 2], "b": [2, 1]}), lambda: figures.curves({"a": [2, 1], "b": [3, 2]})),
         (lambda: figures.bars({"a": 0.9, "b": 0.5}), lambda: figures.bars({"a": 0.9, "b": 0.4})),
         (
@@ -185,7 +188,17 @@ def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
             lambda: figures.blocks({"x": ENTRIES.reshape(2, 4, 3)}, colour_by=head_of),
         ),
     ],
-    ids=["keys swapped", "prefix length", "mask corner", "curve", "curves swapped", "bar", "reshape"],
+    ids=[
+        "keys swapped",
+        "prefix length",
+        "mask corner",
+        "range of colours",
+        "curve",
+        "axis from zero",
+        "curves swapped",
+        "bar",
+        "reshape",
+    ],
 )
 def test_other_data_is_another_figure(right, wrong, shown):
     right()
@@ -214,7 +227,29 @@ def test_heat_map_sentence_with_prefix_and_labels():
     )
     assert sentence == (
         "Lesson 4, 3 queries by 4 keys: query 1 (cat) attends most to key p0, weight 0.45; "
-        "the favourite keys of queries 0 to 2 are 1, p0, p1; 0.48 of the weight is on the prefix."
+        "the favourite keys of queries 0 to 2 are sat, p0, p1; 0.48 of the weight is on the prefix."
+    )
+
+
+def test_heat_map_sentence_numbers_favourite_keys_whose_labels_repeat():
+    sentence = figures.heat_map_sentence(WEIGHTS, key_labels=["the", "cat", "saw", "the"])
+    assert sentence.endswith(
+        "attends most to key 0 (the), weight 0.45; the favourite keys of queries 0 to 2 are 3, 0, 1."
+    )
+
+
+def test_heat_map_sentence_of_largest_weights():
+    sentence = figures.heat_map_sentence(WEIGHTS, of_each_query="largest weight")
+    assert sentence.endswith("; the largest weights of queries 0 to 2 are 0.40, 0.45, 0.44.")
+
+
+def test_heat_map_sentence_of_rows_that_are_no_queries():
+    options = {"axes_names": ("output token", "input token"), "relation": "depend"}
+    assert figures.heat_map_sentence(np.tri(3, 3, 1, dtype=bool), **options) == (
+        "Depend, 3 output tokens by 3 input tokens: 8 of 9 pairs depend, 2 of them above the diagonal."
+    )
+    assert "output token 1 attends most to input token 0" in figures.heat_map_sentence(
+        WEIGHTS, axes_names=options["axes_names"]
     )
 
 
@@ -306,11 +341,14 @@ def test_blocks_sentence_tells_a_right_split_from_a_wrong_one():
     both = "features of head 0 and features of head 1"
     assert figures.blocks_sentence(grids, colour_by=head_of, block_name="head") == (
         f"Entries by colour: hidden states, 4 by 6, holds {both}; split, 2 heads of 4 by 3: head 0 holds features of "
-        f"head 0, head 1 holds features of head 1; view alone, 2 heads of 4 by 3: head 0 holds {both}, "
-        f"head 1 holds {both}."
+        f"head 0, head 1 holds features of head 1; view alone, 2 heads of 4 by 3: every head holds {both}."
     )
-    by_token = figures.blocks_sentence({"three": ENTRIES[:3]}, colour_by=lambda entry: f"token {entry[0]}")
-    assert by_token.endswith("three, 3 by 6, holds token 0, token 1 and token 2.")
+    by_token = figures.blocks_sentence(grids, colour_by=lambda entry: f"token {entry[0]}", block_name="head")
+    assert by_token == (
+        "Entries by colour (token 0, token 1, token 2 and token 3): hidden states, 4 by 6, holds all 4; "
+        "split, 2 heads of 4 by 3: every head holds all 4; view alone, 2 heads of 4 by 3: head 0 holds token 0 and "
+        "token 1, head 1 holds token 2 and token 3."
+    )
 
 
 # Tables
@@ -345,6 +383,7 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.heat_map(WEIGHTS, prefix_length=5), "0 to 4.*got 5"),
         (lambda: figures.heat_map(WEIGHTS, query_labels=["a"]), "3 query_labels; got 1"),
         (lambda: figures.heat_map(WEIGHTS, key_labels=list("abcd"), prefix_length=1), "need 3 key_labels; got 4"),
+        (lambda: figures.heat_map(WEIGHTS, of_each_query="key"), "'favourite key' or 'largest weight'; got 'key'"),
         (lambda: figures.heat_maps(WEIGHTS), r"\[heads, query, key\].*\[3, 4\]"),
         (lambda: figures.matrix_product(np.eye(3), np.eye(4)), r"n, columns.*got \[3, 3\] and \[4, 4\]"),
         (lambda: figures.matrix_product(np.eye(13), np.eye(13)), "at most 12 each"),
