@@ -1025,6 +1025,14 @@ check_unpack_prefix = Exercise(
             partial(_unpack, to="kv l b h p d"),
             "key and value stand before the layers: the layers come first, so that a loop gives each layer its pair.",
         ),
+        Mistake(
+            partial(_unpack, row="h l kv d"),
+            "a row was cut into heads first: it is cut into layers first, and into heads last, (l kv h d).",
+        ),
+        Mistake(
+            lambda *toy: _unpack(*toy).flip(1),
+            "key and value are exchanged: in the row and in the result, the key comes first.",
+        ),
     ],
 )
 
@@ -1043,6 +1051,13 @@ def _prefix_size_with_long_embedding(prefix_length, num_layers, num_heads, head_
     if mid_dim is None:
         return prefix_length * row_dim
     return prefix_length * row_dim + 2 * row_dim * mid_dim + mid_dim + row_dim
+
+
+def _prefix_size_with_narrow_embedding(prefix_length, num_layers, num_heads, head_dim, mid_dim) -> int:
+    row_dim = num_layers * 2 * num_heads * head_dim
+    if mid_dim is None:
+        return prefix_length * row_dim
+    return prefix_length * mid_dim + mid_dim * mid_dim + mid_dim + mid_dim * row_dim + row_dim
 
 
 check_prefix_size = Exercise(
@@ -1073,6 +1088,14 @@ check_prefix_size = Exercise(
         Mistake(
             _prefix_size_with_long_embedding,
             "with mid_dim, a row of the embedding has num_heads * head_dim numbers, and not those of all layers.",
+        ),
+        Mistake(
+            lambda *sizes: _prefix_size(*sizes[:-1], None) + (sizes[-1] is not None) * _prefix_size(0, *sizes[1:]),
+            "the MLP is right, but with mid_dim a row of the embedding has num_heads * head_dim numbers.",
+        ),
+        Mistake(
+            _prefix_size_with_narrow_embedding,
+            "the embedding and the MLP's input have num_heads * head_dim features; mid_dim lies between the layers.",
         ),
         Mistake(
             lambda *sizes: (
@@ -1108,6 +1131,14 @@ check_pack_prefix = Exercise(
             "key and value alternate head by head: a layer's whole key comes first, then its value.",
         ),
         Mistake(
+            partial(_pack, row="h l kv d"),
+            "each row begins with all of head 0: the layer comes first, then key or value, and then the head.",
+        ),
+        Mistake(
+            lambda key_values: key_values.transpose(0, 4).reshape(key_values.shape[4], -1),
+            "the prefix axis changed places with the layers': move it to the front and leave the others in order.",
+        ),
+        Mistake(
             lambda key_values: _pack(key_values).T,
             "rows and columns are exchanged: a row for each slot.",
         ),
@@ -1140,6 +1171,18 @@ check_rms_norm = Exercise(
         Mistake(
             lambda x, weight, eps: weight * x / (x.pow(2).sum(dim=-1, keepdim=True) + eps).sqrt(),
             "the squares were summed; RMSNorm takes their mean.",
+        ),
+        Mistake(
+            lambda x, weight, eps: weight * x / x.norm(dim=-1, keepdim=True),
+            "each token was divided by its length: take the mean of the squares, not their sum, and add eps.",
+        ),
+        Mistake(
+            lambda x, weight, eps: weight * x / (x.var(dim=-1, keepdim=True, correction=0) + eps).sqrt(),
+            "this divides by the standard deviation, which subtracts the mean first: RMSNorm subtracts none.",
+        ),
+        Mistake(
+            lambda x, weight, eps: weight * x / (x.std(dim=-1, keepdim=True) + eps),
+            "this divides by the standard deviation, which subtracts the mean first: RMSNorm subtracts none.",
         ),
         Mistake(
             lambda x, weight, eps: weight * x / (x.pow(2).mean(dim=-1, keepdim=True) + eps),
@@ -1194,6 +1237,18 @@ check_cached_bias = Exercise(
             "all distances are one too large: the new token stands at position num_cached, not at num_cached + 1.",
         ),
         Mistake(
+            partial(_cached_bias, distance=lambda keys, cached: cached - 1 - keys),
+            "all distances are one too small, and the last is -1: the new token stands at position num_cached.",
+        ),
+        Mistake(
+            partial(_cached_bias, distance=lambda keys, cached: keys - cached),
+            "the distances have the wrong sign, so that rows were read from the table's end: num_cached - k.",
+        ),
+        Mistake(
+            partial(_cached_bias, distance=lambda keys, cached: -keys),
+            "this is the row of a token at position 0: the new token stands behind the cached ones.",
+        ),
+        Mistake(
             lambda table, num_cached: rearrange(table[num_cached - torch.arange(num_cached)], "k h -> 1 h 1 k"),
             "the new token's own key is missing: there are num_cached + 1 keys.",
         ),
@@ -1220,6 +1275,27 @@ def _t5_prefix_attention(
     bias = torch.cat([new.expand(-1, -1, -1, length), bias], dim=-1)
     mask = F.pad(mask, (length, 0), value=visible)
     return scaled_dot_product_attention(query, key, value, mask, bias, scale=scale)[0]
+
+
+def _t5_prefix_behind(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    length = prefix_key.shape[2]
+    key = torch.cat([key, prefix_key.expand(len(key), -1, -1, -1)], dim=2)
+    value = torch.cat([value, prefix_value.expand(len(value), -1, -1, -1)], dim=2)
+    mask, bias = F.pad(mask, (length, 0), value=True), F.pad(bias, (length, 0))
+    return scaled_dot_product_attention(query, key, value, mask, bias, scale=1.0)[0]
+
+
+def _t5_bias_behind_the_softmax(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    toy = query, key, value, torch.zeros_like(bias), mask, prefix_key, prefix_value
+    return _t5_prefix_attention(*toy) + bias @ value
+
+
+def _t5_prefix_with_a_new_triangle(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    length = prefix_key.shape[2]
+    key = torch.cat([prefix_key.expand(len(key), -1, -1, -1), key], dim=2)
+    value = torch.cat([prefix_value.expand(len(value), -1, -1, -1), value], dim=2)
+    mask = torch.ones(query.shape[2], key.shape[2]).tril().bool()
+    return scaled_dot_product_attention(query, key, value, mask, F.pad(bias, (length, 0)), scale=1.0)[0]
 
 
 def _t5_prefix_padded_behind(query, key, value, bias, mask, prefix_key, prefix_value, *, both: bool) -> Tensor:
@@ -1281,6 +1357,22 @@ check_t5_prefix_attention = Exercise(
         Mistake(
             lambda *toy: _t5_prefix_attention(*toy[:-1], toy[-2]),
             "the prefix's keys serve as its values too: prefix_value is not used.",
+        ),
+        Mistake(
+            lambda *toy: _t5_prefix_attention(*toy[:-2], toy[-1], toy[-2]),
+            "prefix_key and prefix_value are exchanged.",
+        ),
+        Mistake(
+            _t5_prefix_behind,
+            "the prefix was joined behind, but the new columns of bias and mask are in front.",
+        ),
+        Mistake(
+            _t5_bias_behind_the_softmax,
+            "the bias was added to the shares: it is added to the scores, before the softmax.",
+        ),
+        Mistake(
+            _t5_prefix_with_a_new_triangle,
+            "a new triangle begins over the prefix: let the given mask grow in front, by columns of True.",
         ),
     ],
 )

@@ -448,6 +448,8 @@ WRONG_ANSWERS |= {
         (lambda f, n, h: f.view(*f.shape[:2], n, 2, h, -1).permute(2, 3, 0, 1, 4, 5), "slots stand before the heads"),
         (lambda f, n, h: f.view(*f.shape[:2], n, 2, h, -1).permute(0, 2, 3, 4, 1, 5), "the batch stands in front"),
         (lambda f, n, h: unpack_by_view(f, n, h).transpose(0, 1), "key and value stand before the layers"),
+        (lambda f, n, h: unpack_by_view(f, n, h, cut=("h", "l", "kv", "d")), "cut into heads first"),
+        (lambda f, n, h: unpack_by_view(f, n, h)[:, [1, 0]], "key and value are exchanged"),
         (lambda f, n, h: f.view(*f.shape[:2], 2 * n, h, -1).permute(2, 0, 3, 1, 4), r"\[8, 6, 2, 3, 5\], expected"),
         (lambda f, n, h: f.view(n, h), r"raised RuntimeError: shape '\[4, 2\]' is invalid"),
     ],
@@ -485,6 +487,18 @@ WRONG_ANSWERS |= {
             ),
             "once for each slot",
         ),
+        (
+            lambda p, n, h, d, mid: (
+                2 * p * n * h * d + (0 if mid is None else count_linears(h * d, mid, n * 2 * h * d))
+            ),
+            "MLP is right, but with mid_dim a row",
+        ),
+        (
+            lambda p, n, h, d, mid: (
+                2 * p * n * h * d if mid is None else p * mid + count_linears(mid, mid, n * 2 * h * d)
+            ),
+            "mid_dim lies between",
+        ),
         (lambda p, n, h, d, mid: p * n, "Your number is 12, expected 240"),
     ],
     "check_pack_prefix": [
@@ -492,6 +506,8 @@ WRONG_ANSWERS |= {
         (lambda kv: kv[:, :, 0].permute(3, 1, 0, 2, 4).flatten(1), "all keys, then all values"),
         (lambda kv: kv[:, :, 0].permute(3, 0, 1, 4, 2).flatten(1), "interleaved"),
         (lambda kv: kv[:, :, 0].permute(3, 0, 2, 1, 4).flatten(1), "alternate head by head"),
+        (lambda kv: kv[:, :, 0].permute(3, 2, 0, 1, 4).flatten(1), "begins with all of head 0"),
+        (lambda kv: kv[:, :, 0].permute(3, 1, 2, 0, 4).flatten(1), "changed places with the layers'"),
         (lambda kv: kv[:, :, 0].permute(3, 0, 1, 2, 4).flatten(1).T, "rows and columns are exchanged"),
         (lambda kv: kv.permute(2, 4, 0, 1, 3, 5).flatten(2), "there is a batch axis"),
         (lambda kv: kv.flatten(), r"shape \[720\], expected \[6, 120\]"),
@@ -527,6 +543,12 @@ WRONG_ANSWERS |= {
             "LayerNorm",
         ),
         (lambda x, w, eps: w * x / ((x * x).sum(-1, keepdim=True) + eps) ** 0.5, "were summed"),
+        (lambda x, w, eps: w * F.normalize(x, dim=-1), "divided by its length"),
+        (
+            lambda x, w, eps: w * x / (((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True) + eps) ** 0.5,
+            "deviat",
+        ),
+        (lambda x, w, eps: w * x / (x.var(-1, keepdim=True).sqrt() + eps), "subtracts the mean first"),
         (lambda x, w, eps: w * x / ((x * x).mean(-1, keepdim=True) + eps), "root is missing"),
         (lambda x, w, eps: w * x / ((x * x).mean(-1, keepdim=True) ** 0.5 + eps), "behind the root"),
         (lambda x, w, eps: rms(x, w, 0), "eps is missing"),
@@ -540,6 +562,9 @@ WRONG_ANSWERS |= {
         (lambda t, n: row_of_bias(t, range(n + 1)), "reversed"),
         (lambda t, n: row_of_bias(t, [0] * (n + 1)), "position 0"),
         (lambda t, n: row_of_bias(t, range(n + 1, 0, -1)), "one too large"),
+        (lambda t, n: row_of_bias(t, range(n - 1, -2, -1)), "one too small"),
+        (lambda t, n: row_of_bias(t, range(-n, 1)), "wrong sign"),
+        (lambda t, n: row_of_bias(t, range(0, -n - 1, -1)), "position 0"),
         (lambda t, n: row_of_bias(t, range(n, 0, -1)), "own key is missing"),
         (lambda t, n: row_of_bias(t, range(n, -1, -1))[0, :, 0], "two axes are missing"),
         (lambda t, n: t[: n + 1].flip(0), "heads come before the keys"),
@@ -572,6 +597,33 @@ WRONG_ANSWERS |= {
         ),
         (lambda q, k, v, bias, mask, *p: t5_with_prefix(q, k, v, bias, mask | True, *p), "mask was dropped"),
         (lambda q, k, v, bias, mask, pk, pv: t5_with_prefix(q, k, v, bias, mask, pk, pk), "prefix_value is not used"),
+        (lambda q, k, v, bias, mask, pk, pv: t5_with_prefix(q, k, v, bias, mask, pv, pk), "are exchanged"),
+        (
+            lambda q, k, v, bias, mask, pk, pv: F.scaled_dot_product_attention(
+                q,
+                *(torch.cat([t, p.repeat(len(q), 1, 1, 1)], dim=2) for t, p in ((k, pk), (v, pv))),
+                attn_mask=F.pad(bias.masked_fill(~mask, -torch.inf), (pk.shape[2], 0)),
+                scale=1.0,
+            ),
+            "was joined behind",
+        ),
+        (
+            lambda q, k, v, bias, mask, *p: (
+                t5_with_prefix(q, k, v, 0 * bias, mask, *p) + torch.einsum("ihqk,bhkd->bhqd", bias, v)
+            ),
+            "added to the shares",
+        ),
+        (
+            lambda q, k, v, bias, mask, pk, pv: F.scaled_dot_product_attention(
+                q,
+                *(torch.cat([p.repeat(len(q), 1, 1, 1), t], dim=2) for t, p in ((k, pk), (v, pv))),
+                attn_mask=F.pad(bias, (pk.shape[2], 0)).masked_fill(
+                    torch.ones(q.shape[2], pk.shape[2] + k.shape[2]).triu(1).bool(), -torch.inf
+                ),
+                scale=1.0,
+            ),
+            "triangle begins over the prefix",
+        ),
         (lambda q, k, v, bias, mask, pk, pv: torch.cat([pk, k], dim=2), "raised RuntimeError: Sizes of tensors"),
     ],
 }
