@@ -32,7 +32,10 @@ def join_prefix(
 
     Returns `(key, value, mask, bias)` of `prefix + key` columns; a mask or bias of None stays None.
 
-    Raises ValueError for shapes that do not fit, TypeError for a mask that is neither bool nor float.
+    A mask or bias may also have one column for all keys.
+
+    Raises ValueError for shapes that do not fit; TypeError for a mask that is neither bool nor float, or a bias that is
+    not float.
 
     Source: Li & Liang 2021, "Prefix-Tuning", section 4.2.
     """
@@ -78,7 +81,7 @@ def join_prefix(
         tensor = torch.atleast_1d(tensor)
         return F.pad(tensor.expand(*tensor.shape[:-1], key_length), (prefix_length, 0), value=fill)
 
-    visible = mask is not None and mask.dtype == torch.bool
+    visible = True if mask is not None and mask.dtype == torch.bool else 0.0
     return (
         in_front(prefix_key, key),
         in_front(prefix_value, value),
@@ -153,6 +156,7 @@ class PrefixEncoder(nn.Module):
         return self._in_layers(self.dropout(self.mlp(self.embedding))).expand(-1, -1, batch_size, -1, -1, -1)
 
     def _in_layers(self, rows: Tensor) -> Tensor:
+        """`[prefix, layers * 2 * heads * head_dim]` -> `[layers, 2, 1, heads, prefix, head_dim]`."""
         return rearrange(
             rows, "p (l kv h d) -> l kv 1 h p d", l=self.num_layers, kv=2, h=self.num_heads, d=self.head_dim
         )
@@ -178,7 +182,7 @@ class PrefixEncoder(nn.Module):
         return encoder
 
     def fold(self) -> "PrefixEncoder":
-        """A new encoder without MLP that holds the same prefix: constant while the MLP's input is constant."""
+        """A new encoder without MLP that holds the prefix as it is now."""
         folded = self.from_key_values(self._in_layers(self.mlp(self.embedding)), dropout=self.dropout.p)
         return folded.train(self.training)
 

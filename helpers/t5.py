@@ -53,7 +53,7 @@ class T5Prefix(nn.Module):
     """
 
     def __init__(self, encoders: dict[str, PrefixEncoder], base: dict | None = None):
-        """Args: the PrefixEncoder of each site; a description of the base model, as made by `for_model`.
+        """Args: the PrefixEncoder of each site; some weights of the base to recognise it by, taken by `for_model`.
 
         Raises ValueError for unknown sites.
         """
@@ -121,8 +121,9 @@ class T5Prefix(nn.Module):
         attention runs through transformers' attention interface. A deep copy of an attached model carries a copy of
         the prefix (`detach_prefix` takes it off).
 
-        Raises ValueError if the model has another shape than the prefix or carries a prefix already. Warns if the
-        prefix was made for other weights of the same shape.
+        Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
+        one of its sites, carries a prefix already, or uses an attention implementation other than "sdpa" and "eager".
+        Warns if the prefix was made for other weights of the same shape.
         """
         stacks = _stacks(model)
         _check_model_has(self.sites, stacks, model)
@@ -137,7 +138,7 @@ class T5Prefix(nn.Module):
                 )
         if any(_hooks(stack) for stack in stacks.values()):
             raise ValueError("the model carries a prefix already: detach it first")
-        own_stacks = {id(stacks[site]): stacks[site] for site in self.sites}.values()
+        own_stacks = {id(stacks[site]): stacks[site] for site in self.sites}.values()  # two sites share the decoder
         routes = [_routed(stack) for stack in own_stacks]  # all checked before any stack is touched
         if not _same_weights(self.base, _fingerprint(stacks)):
             warnings.warn(
@@ -151,6 +152,7 @@ class T5Prefix(nn.Module):
             stack.register_forward_pre_hook(hand_over, with_kwargs=True)
 
         def detach() -> None:
+            # A late call must not take off a prefix that was attached since.
             if any(hook is hand_over for stack in own_stacks for hook in _hooks(stack).values()):
                 detach_prefix(model)
 
@@ -172,14 +174,16 @@ class T5Prefix(nn.Module):
         """
         encoders, training = {}, self.training
         self.eval()  # without dropout
-        for site in self.sites:
-            key_values = self.key_values(site)
-            if key_values.shape[2] != 1:
-                raise ValueError(
-                    f"the prefix of site {site!r} has {key_values.shape[2]} rows; fold one prefix at a time"
-                )
-            encoders[site] = PrefixEncoder.from_key_values(key_values, dropout=self.encoders[site].dropout.p)
-        self.train(training)
+        try:
+            for site in self.sites:
+                key_values = self.key_values(site)
+                if key_values.shape[2] != 1:
+                    raise ValueError(
+                        f"the prefix of site {site!r} has {key_values.shape[2]} rows; fold one prefix at a time"
+                    )
+                encoders[site] = PrefixEncoder.from_key_values(key_values, dropout=self.encoders[site].dropout.p)
+        finally:
+            self.train(training)
         return T5Prefix(encoders, self.base).train(training)
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
@@ -187,6 +191,8 @@ class T5Prefix(nn.Module):
 
         The weights lie in a file named after their content, and the json names that file and is replaced last, so
         that an interrupted save leaves the previous prefix whole. Nothing else in `folder` is touched.
+
+        Raises ValueError, and writes nothing, if `folder` holds a saved prefix that this version cannot read.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +235,8 @@ class T5Prefix(nn.Module):
         if config["class"] != cls.__name__:
             raise ValueError(f"the prefix in {folder} was saved by {config['class']}: load it with that class")
         try:
-            encoders = {site: PrefixEncoder(**sizes) for site, sizes in config["sites"].items()}
+            with torch.device("meta"):  # draws no random numbers
+                encoders = {site: PrefixEncoder(**sizes) for site, sizes in config["sites"].items()}
             prefix = cls(encoders, config["base"])
             # Assigned, they keep their dtype; cloned, they lie in memory as torch's own do, without which matrix
             # products differ in the last bit.
@@ -291,7 +298,7 @@ _ROUTED = "prefixed_"
 
 
 class _HandOver:
-    """The forward pre-hook of one stack: evaluates the prefix once per forward pass and hands it to the attention."""
+    """The forward pre-hook of an attached model's stacks: hands them the prefixes of their sites."""
 
     def __init__(self, prefix: T5Prefix):
         self.prefix = prefix
@@ -307,9 +314,9 @@ class _HandOver:
         if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
             stack.set_attn_implementation(_routed(stack))
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        return args, {**kwargs, "prefix_key_values": self.key_values(stack, cache)}
+        return args, {**kwargs, "prefix_key_values": self.for_stack(stack, cache)}
 
-    def key_values(self, stack: nn.Module, cache) -> dict[str, tuple[Tensor, ...]]:
+    def for_stack(self, stack: nn.Module, cache) -> dict[str, tuple[Tensor, ...]]:
         """`{site: ([2, rows, heads, prefix, d_kv] of layer 0, of layer 1, ...)}`.
 
         While a KV cache grows, the prefix is that of its first step: one evaluation a `generate`, not one a token.
@@ -331,6 +338,7 @@ class _HandOver:
 
 
 def _hooks(stack: nn.Module) -> dict[int, _HandOver]:
+    # Looked for in the module, not remembered as torch's handles: a deep copy has hooks that no handle knows.
     return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, _HandOver)}
 
 
@@ -347,7 +355,7 @@ def _routed(stack: PreTrainedModel) -> str:
 
 def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_values=None, position_bias=None, **kwargs):
     """The stock attention function, on keys, values, mask and bias that are longer by the prefix."""
-    site = "cross" if module.is_decoder and not module.is_causal else "decoder" if module.is_decoder else "encoder"
+    site = "encoder" if not module.is_decoder else "decoder" if module.is_causal else "cross"
     if prefix_key_values is None or site not in prefix_key_values:
         return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
     prefix_key, prefix_value = (
@@ -355,7 +363,7 @@ def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_valu
     )
     if attention_mask is not None:
         attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
-    elif module.is_causal:  # sdpa would cut the keys to as many as queries, and lay its triangle from the top left
+    elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
         visible = causal_mask(query.shape[2], key.shape[2], device=key.device)
         attention_mask = key.new_zeros(1, 1, *visible.shape).masked_fill(~visible, -torch.inf)
     key, value, attention_mask, position_bias = join_prefix(
@@ -393,7 +401,10 @@ for _name, _attention, _mask in (
 
 
 def _stacks(model: nn.Module) -> dict[str, PreTrainedModel]:
-    """`{site: stack}`; "decoder" and "cross" share one. Raises TypeError where the mechanism does not reach."""
+    """`{site: stack}`; "decoder" and "cross" share one.
+
+    Raises TypeError where the mechanism does not reach, ValueError for a module that holds several T5s.
+    """
     stacks = [module for module in model.modules() if isinstance(module, T5Stack | MT5Stack | UMT5Stack)]
     if not stacks:
         raise TypeError(f"T5Prefix works on a T5, MT5 or UMT5 of transformers, not on a {type(model).__name__}")
@@ -420,14 +431,14 @@ def _check_model_has(sites, stacks: dict, model: nn.Module) -> None:
 
 
 def _fingerprint(stacks: dict[str, PreTrainedModel]) -> dict[str, list[float]]:
-    """Some weights of each stack, to recognise the base again; none where weights are not in memory."""
+    """32 weights of each stack, spread over its tensors, to recognise the base by; none if some are not in memory."""
     samples = {}
-    for site in ("encoder", "decoder"):
-        if site in stacks:
-            parameters = list(stacks[site].block.parameters())
+    for name in ("encoder", "decoder"):
+        if name in stacks:
+            parameters = list(stacks[name].block.parameters())
             chosen = [parameters[i * len(parameters) // 32].detach().flatten() for i in range(32)]
             if not any(parameter.is_meta for parameter in chosen):
-                samples[site] = [round(parameter[len(parameter) // 3].item(), 6) for parameter in chosen]
+                samples[name] = [round(parameter[len(parameter) // 3].item(), 6) for parameter in chosen]
     return samples
 
 

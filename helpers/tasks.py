@@ -9,7 +9,7 @@ from pathlib import Path
 _BUNDLED = Path(__file__).parent / "bundled"
 _SPLITS = ("train", "validation", "test")
 
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # source, target
 
 
 @dataclass(frozen=True)

@@ -997,7 +997,9 @@ def test_save_and_load_are_bit_exact(tmp_path, options):
     model, inputs = make_model(dtype=torch.float32), make_inputs()
     prefix = make_prefix(model, **options).eval()
     prefix.save_pretrained(tmp_path)
+    state = torch.get_rng_state()
     again = T5Prefix.from_pretrained(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state), "loading drew random numbers"
     assert not again.training
     assert again.sites == prefix.sites
     assert all(torch.equal(a, b) for a, b in zip(prefix.parameters(), again.parameters(), strict=True))
@@ -1046,8 +1048,10 @@ def test_fold_and_load_respect_a_subclass(tmp_path):
     assert torch.equal(Tripled.from_pretrained(tmp_path).key_values("cross"), prefix.key_values("cross"))
     with pytest.raises(ValueError, match="saved by Tripled"):
         T5Prefix.from_pretrained(tmp_path)
+    rows = Rows([make_prefix(make_model())] * 2)
     with pytest.raises(ValueError, match="has 2 rows"):
-        Rows([make_prefix(make_model())] * 2).fold()
+        rows.fold()
+    assert rows.training
 
 
 def test_saving_touches_no_other_file(tmp_path):
