@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 install_import_hook(
     [f"helpers.{name}" for name in ("heads", "masks", "attention", "prefix", "t5", "training")], "beartype.beartype"
 )
+settings.register_profile("patient", settings(), deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("patient")
 torch.set_num_threads(1)  # the tensors of the tests are too small to share
 
 

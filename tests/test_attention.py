@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -51,7 +51,6 @@ def test_attention_equals_loops_and_torch(scale):
     assert (weights[~mask] == 0).all()
 
 
-@settings(deadline=None)
 @given(
     queries=st.integers(0, 4),
     keys=st.integers(0, 4),
@@ -151,7 +150,6 @@ def test_module_equals_torchs_with_copied_weights(bias, context_dim, need_weight
     assert torch.allclose(got, want, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(
     head_dim=st.sampled_from([None, 5]),
     with_context=st.booleans(),

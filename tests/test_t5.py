@@ -191,7 +191,7 @@ def test_unequal_depths_and_widths(sizes, heads):
     assert difference(got.logits, want["logits"]) < 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prefix_length=st.integers(0, 64),
     batch=st.integers(1, 3),
