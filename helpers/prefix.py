@@ -78,7 +78,6 @@ def join_prefix(
     def with_prefix_columns(tensor, fill):
         if tensor is None:
             return None
-        tensor = torch.atleast_1d(tensor)
         return F.pad(tensor.expand(*tensor.shape[:-1], key_length), (prefix_length, 0), value=fill)
 
     visible = True if mask is not None and mask.dtype == torch.bool else 0.0
