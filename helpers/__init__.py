@@ -14,6 +14,8 @@ _MODULE_OF = {
     "PrefixEncoder": "prefix",
     "join_prefix": "prefix",
     "T5Prefix": "t5",
+    "PrefixPerRow": "t5",
+    "T5WithPrefix": "t5",
     "load_base": "base",
     "load_task": "tasks",
     "task_names": "tasks",

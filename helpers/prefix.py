@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from helpers._shapes import Float, Shaped
+from helpers._shapes import Bool, Float, Shaped
 
 
 def join_prefix(
@@ -15,6 +15,8 @@ def join_prefix(
     value: Float[Tensor, "batch heads key value_dim"],
     mask: Shaped[Tensor, "..."] | None = None,
     bias: Float[Tensor, "..."] | None = None,
+    *,
+    prefix_mask: Bool[Tensor, "prefix_batch prefix"] | None = None,
 ):
     """Put a prefix in front of keys and values, and lengthen mask and bias by as many columns.
 
@@ -29,8 +31,10 @@ def join_prefix(
         key, value: `[batch, heads, key, head_dim]`.
         mask: `[..., key]`, bool (True = may attend: new columns True) or float (added to the scores: new columns 0.0).
         bias: `[..., key]`, added to the scores: new columns 0.
+        prefix_mask: bool `[batch or 1, prefix]`, False for slots that an example does not have; None if it has all.
 
-    Returns `(key, value, mask, bias)` of `prefix + key` columns; a mask or bias of None stays None.
+    Returns `(key, value, mask, bias)` of `prefix + key` columns; a mask or bias of None stays None, except that a
+    `prefix_mask` needs a mask.
 
     A mask or bias may also have one column for all keys.
 
@@ -70,6 +74,12 @@ def join_prefix(
                 f"the {name} {list(tensor.shape)} needs one column for each of the {key_length} keys "
                 f"{list(key.shape)}: give it without the prefix, whose columns are added here"
             )
+    slots = (prefix_key.shape[0], prefix_length)
+    if prefix_mask is not None and (prefix_mask.dtype != torch.bool or prefix_mask.shape != slots):
+        raise ValueError(
+            f"the prefix_mask must be bool [batch, prefix] = {list(slots)}, got {prefix_mask.dtype} "
+            f"{list(prefix_mask.shape)}"
+        )
 
     def in_front(prefix, content):
         prefix = prefix.to(content).expand(len(content), -1, -1, -1)
@@ -80,13 +90,13 @@ def join_prefix(
             return None
         return F.pad(tensor.expand(*tensor.shape[:-1], key_length), (prefix_length, 0), value=fill)
 
-    visible = True if mask is not None and mask.dtype == torch.bool else 0.0
-    return (
-        in_front(prefix_key, key),
-        in_front(prefix_value, value),
-        with_prefix_columns(mask, visible),
-        with_prefix_columns(bias, 0.0),
-    )
+    if prefix_mask is not None and mask is None:
+        mask = torch.ones(1, 1, 1, key_length, dtype=torch.bool, device=key.device)
+    mask = with_prefix_columns(mask, True if mask is not None and mask.dtype == torch.bool else 0.0)
+    if prefix_mask is not None:
+        allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
+        mask = mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask, -torch.inf)
+    return in_front(prefix_key, key), in_front(prefix_value, value), mask, with_prefix_columns(bias, 0.0)
 
 
 class PrefixEncoder(nn.Module):
@@ -142,6 +152,11 @@ class PrefixEncoder(nn.Module):
         else:
             self.embedding = nn.Parameter(torch.randn(prefix_length, inner_dim))
             self.mlp = nn.Sequential(nn.Linear(inner_dim, mid_dim), nn.Tanh(), nn.Linear(mid_dim, row_dim))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(num_layers, num_heads, head_dim)`: what a stack must have to take this prefix."""
+        return self.num_layers, self.num_heads, self.head_dim
 
     def forward(self, batch_size: int = 1) -> Float[Tensor, "layers 2 batch heads prefix head_dim"]:
         """`[layers, 2, batch, heads, prefix, head_dim]`, so that a loop gives each layer its pair:

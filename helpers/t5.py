@@ -3,34 +3,89 @@
 import hashlib
 import json
 import os
+import sys
 import uuid
 import warnings
-import weakref
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.models.mt5.modeling_mt5 import MT5Stack
-from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
-from transformers.models.umt5.modeling_umt5 import UMT5Stack
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from helpers._shapes import Float
-from helpers.masks import causal_mask
-from helpers.prefix import PrefixEncoder, join_prefix
+from helpers._shapes import Bool, Float
+from helpers.prefix import PrefixEncoder
+from helpers.t5_attention import SITES, HandOver, detach_prefix, hand_overs, routed_twin, stacks_by_site
 
-SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
 FORMAT_VERSION = 1
 CONFIG_NAME = "prefix_config.json"
 
 
-class T5Prefix(nn.Module):
+class _Attachable(nn.Module, ABC):
+    """What can be attached to a T5: keys and values for some of its sites."""
+
+    @property
+    @abstractmethod
+    def sites(self) -> tuple[str, ...]:
+        """The sites that have a prefix."""
+
+    @abstractmethod
+    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
+        """`[layers, 2, rows, heads, prefix, d_kv]`: one row for all examples of a batch, or one for each."""
+
+    def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
+        """Which of `key_values`' slots each row has (True), or None for all."""
+        return None
+
+    @abstractmethod
+    def check_fits(self, model: PreTrainedModel) -> None:
+        """Raise ValueError if `model` has another shape or lacks a site; warn if it has other weights."""
+
+    def attach(self, model: PreTrainedModel) -> Callable[[], None]:
+        """Make `model` use this prefix until the returned function is called.
+
+        The model's parameters and classes stay as they are: its stacks get one forward pre-hook each, and its
+        attention runs through transformers' attention interface. A deep copy of an attached model carries a copy of
+        the prefix (`detach_prefix` takes it off).
+
+        Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
+        one of its sites, carries a prefix already, or uses an attention implementation other than "sdpa" and "eager".
+        Warns if the prefix was made for other weights of the same shape.
+        """
+        stacks = stacks_by_site(model)
+        self.check_fits(model)
+        if any(hand_overs(stack) for stack in stacks.values()):
+            raise ValueError("the model carries a prefix already: detach it first")
+        own_stacks = {id(stacks[site]): stacks[site] for site in self.sites}.values()  # two sites share the decoder
+        routes = [routed_twin(stack) for stack in own_stacks]  # all checked before any stack is touched
+        hand_over = HandOver(self)
+        for stack, route in zip(own_stacks, routes, strict=True):
+            stack.set_attn_implementation(route)
+            stack.register_forward_pre_hook(hand_over, with_kwargs=True)
+
+        def detach() -> None:
+            # A late call must not take off a prefix that was attached since.
+            if any(hook is hand_over for stack in own_stacks for hook in hand_overs(stack).values()):
+                detach_prefix(model)
+
+        return detach
+
+    @contextmanager
+    def attached(self, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+        """`with prefix.attached(model): ...`: attach, and detach at the end whatever happens."""
+        detach = self.attach(model)
+        try:
+            yield model
+        finally:
+            detach()
+
+
+class T5Prefix(_Attachable):
     """Learned keys and values for the attention sites of a frozen T5.
 
     At each site and layer, with P prefix keys in front of K content keys,
@@ -84,7 +139,7 @@ class T5Prefix(nn.Module):
 
         Raises TypeError for another kind of model; ValueError for unknown sites, or sites that the model lacks.
         """
-        stacks = _stacks(model)
+        stacks = stacks_by_site(model)
         _check_sites(sites)
         _check_model_has(sites, stacks, model)
         encoders = {}
@@ -98,7 +153,7 @@ class T5Prefix(nn.Module):
                 mid_dim=mid_dim,
                 dropout=dropout,
             )
-        return cls(encoders, _fingerprint(stacks)).to(next(model.parameters()).device, torch.float32)
+        return cls(encoders, _fingerprint(stacks)).to(_device(model), torch.float32)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -114,58 +169,24 @@ class T5Prefix(nn.Module):
             raise ValueError(f"this prefix has no site {site!r}, only {', '.join(self.encoders)}")
         return self.encoders[site]()
 
-    def attach(self, model: PreTrainedModel) -> Callable[[], None]:
-        """Make `model` use this prefix until the returned function is called.
-
-        The model's parameters and classes stay as they are: its stacks get one forward pre-hook each, and its
-        attention runs through transformers' attention interface. A deep copy of an attached model carries a copy of
-        the prefix (`detach_prefix` takes it off).
-
-        Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
-        one of its sites, carries a prefix already, or uses an attention implementation other than "sdpa" and "eager".
-        Warns if the prefix was made for other weights of the same shape.
-        """
-        stacks = _stacks(model)
+    def check_fits(self, model: PreTrainedModel) -> None:
+        """Raise ValueError if `model` has another shape or lacks a site; warn if it has other weights."""
+        stacks = stacks_by_site(model)
         _check_model_has(self.sites, stacks, model)
         for site, encoder in self.encoders.items():
             config = stacks[site].config
             wanted = (len(stacks[site].block), config.num_heads, config.d_kv)
-            got = (encoder.num_layers, encoder.num_heads, encoder.head_dim)
-            if got != wanted:
+            if encoder.shape != wanted:
                 raise ValueError(
-                    f"the prefix at site {site!r} is for (layers, heads, d_kv) = {got}, but the model has {wanted}: "
+                    f"the prefix at site {site!r} is for (layers, heads, d_kv) = {encoder.shape}, "
+                    f"but the model has {wanted}: "
                     "make one with T5Prefix.for_model(model)"
                 )
-        if any(_hooks(stack) for stack in stacks.values()):
-            raise ValueError("the model carries a prefix already: detach it first")
-        own_stacks = {id(stacks[site]): stacks[site] for site in self.sites}.values()  # two sites share the decoder
-        routes = [_routed(stack) for stack in own_stacks]  # all checked before any stack is touched
         if not _same_weights(self.base, _fingerprint(stacks)):
-            warnings.warn(
+            _warn_caller(
                 "this prefix was made for a model of the same shape with other weights: its effect on this one is "
-                "undefined",
-                stacklevel=2,
+                "undefined"
             )
-        hand_over = _HandOver(self)
-        for stack, route in zip(own_stacks, routes, strict=True):
-            stack.set_attn_implementation(route)
-            stack.register_forward_pre_hook(hand_over, with_kwargs=True)
-
-        def detach() -> None:
-            # A late call must not take off a prefix that was attached since.
-            if any(hook is hand_over for stack in own_stacks for hook in _hooks(stack).values()):
-                detach_prefix(model)
-
-        return detach
-
-    @contextmanager
-    def attached(self, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-        """`with prefix.attached(model): ...`: attach, and detach at the end whatever happens."""
-        detach = self.attach(model)
-        try:
-            yield model
-        finally:
-            detach()
 
     def fold(self) -> "T5Prefix":
         """A new T5Prefix that holds the same keys and values without the MLP: what is needed for using it.
@@ -247,6 +268,131 @@ class T5Prefix(nn.Module):
         return prefix.eval()
 
 
+class PrefixPerRow(_Attachable):
+    """One prefix for each row of a batch: one frozen model, many tasks at once.
+
+        with PrefixPerRow([german, italian, None]).attached(model):
+            model.generate(**batch_of_three)
+
+    A row computes what its prefix computes alone. The prefixes may differ in length and in their sites: slots that a
+    row does not have are masked. None stands for the model without a prefix. Each distinct prefix is evaluated once,
+    however many rows it serves. When the batch is a multiple of the rows, as in beam search, each row serves that many
+    neighbours.
+
+    The prefixes are submodules, so that one can train several tasks in one batch; save and fold each by itself.
+    """
+
+    def __init__(self, rows: Sequence[T5Prefix | None]):
+        """Args: the prefix of each row, in the batch's order.
+
+        Raises TypeError if a row is neither a T5Prefix nor None, ValueError if all are None, if two were made for
+        models of different shape, or if one has several rows itself.
+        """
+        super().__init__()
+        for row in rows:
+            if row is not None and not isinstance(row, T5Prefix):
+                raise TypeError(f"each row needs a T5Prefix or None, got a {type(row).__name__}")
+        distinct = list(dict.fromkeys(row for row in rows if row is not None))
+        if not distinct:
+            raise ValueError(f"at least one of the {len(rows)} rows needs a prefix")
+        for site in SITES:
+            shapes = {prefix.encoders[site].shape for prefix in distinct if site in prefix.sites}
+            if len(shapes) > 1:
+                raise ValueError(
+                    f"the prefixes at site {site!r} are for models of different (layers, heads, d_kv): {sorted(shapes)}"
+                )
+        self.prefixes = nn.ModuleList(distinct)
+        self.rows = [None if row is None else distinct.index(row) for row in rows]
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites at which any row has a prefix."""
+        return tuple(site for site in SITES if any(site in prefix.sites for prefix in self.prefixes))
+
+    def check_fits(self, model: PreTrainedModel) -> None:
+        """Raise ValueError if `model` has another shape or lacks a site; warn if it has other weights."""
+        for prefix in self.prefixes:
+            prefix.check_fits(model)
+
+    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
+        """`[layers, 2, rows, heads, prefix, d_kv]`, shorter prefixes padded with zeros behind their slots."""
+        own = [prefix.key_values(site) if site in prefix.sites else None for prefix in self.prefixes]
+        known = [key_values for key_values in own if key_values is not None]
+        if any(key_values.shape[2] != 1 for key_values in known):
+            raise ValueError(f"a prefix of a row must itself have one row, got {[k.shape[2] for k in known]}")
+        longest = max(key_values.shape[4] for key_values in known)
+        empty = known[0].new_zeros(*known[0].shape[:4], longest, known[0].shape[5])
+        padded = [empty if k is None else F.pad(k, (0, 0, 0, longest - k.shape[4])) for k in own]
+        return torch.cat([empty if index is None else padded[index] for index in self.rows], dim=2)
+
+    def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
+        """Which slots each row has; None if all have the same number."""
+        own = [prefix.encoders[site].prefix_length if site in prefix.sites else 0 for prefix in self.prefixes]
+        lengths = [0 if index is None else own[index] for index in self.rows]
+        if len(set(lengths)) == 1:
+            return None
+        device = next(self.parameters()).device
+        return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
+
+
+class T5WithPrefix(nn.Module):
+    """A frozen T5 and its prefix in one module, for engines that train a model's parameters.
+
+        prefixed = T5WithPrefix(model, T5Prefix.for_model(model))
+        Seq2SeqTrainer(prefixed, arguments, ...).train()        # or accelerate, DistributedDataParallel, your own loop
+        prefixed.prefix.save_pretrained(folder)
+
+    Only the prefix is trained: the model's parameters are frozen, and `train()` leaves the model in evaluation mode, so
+    that its dropout stays off. `state_dict` holds the prefix alone, so that checkpoints weigh kilobytes. Everything
+    else, such as `generate` and `config`, is the model's.
+    """
+
+    accepts_loss_kwargs = False  # T5 averages its own loss; tells transformers' Trainer to scale accumulated gradients
+
+    def __init__(self, model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow):
+        """Attach `prefix` to `model` and freeze the model; raises what `attach` raises."""
+        super().__init__()
+        prefix.attach(model)
+        self.model = model.requires_grad_(False)
+        self.prefix = prefix
+        self.train(prefix.training)
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "model":  # not there yet, while unpickling
+                raise
+            return getattr(self.model, name)
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **inputs):
+        """The model's forward pass, with the prefix."""
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **inputs)
+
+    def train(self, mode: bool = True) -> "T5WithPrefix":
+        """Put the prefix in training mode; the model stays in evaluation mode."""
+        super().train(mode)
+        self.model.eval()
+        for module in self.model.modules():  # transformers checkpoints the layers that are in training mode
+            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+                module.training = mode  # of the layer itself: its dropouts stay off
+        return self
+
+    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+        """The prefix's tensors alone."""
+        kwargs["prefix"] = kwargs.get("prefix", "") + "prefix."
+        return self.prefix.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
+        """Load what `state_dict` gave; the model is left alone."""
+        own = {name.removeprefix("prefix."): tensor for name, tensor in state_dict.items()}
+        return self.prefix.load_state_dict(own, strict=strict, assign=assign)
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Save the prefix, as `T5Prefix.save_pretrained` does."""
+        self.prefix.save_pretrained(folder)
+
+
 def _replace(path: Path, content: bytes) -> None:
     """Write a file so that at every moment either the old content is there, or the new."""
     unfinished = path.with_name(f".unfinished-{uuid.uuid4().hex}")
@@ -278,145 +424,6 @@ def _read_config(folder: Path) -> dict:
     return config
 
 
-def detach_prefix(model: nn.Module) -> None:
-    """Take the prefix off `model`, whoever attached it; afterwards the model is as it was before."""
-    for stack in _stacks(model).values():
-        for key in _hooks(stack):
-            del stack._forward_pre_hooks[key]
-            stack._forward_pre_hooks_with_kwargs.pop(key)
-        implementation = stack.config._attn_implementation
-        if implementation.startswith(_ROUTED):
-            stack.set_attn_implementation(implementation.removeprefix(_ROUTED))
-
-
-# --- how the prefix reaches the attention ---------------------------------------------------------------------------
-# transformers lets anyone register an attention function, with a mask function that belongs to it; a config selects
-# one by name. For "sdpa" and "eager" there is a routed twin that joins the prefix and calls the stock function. A
-# pre-hook on each stack hands the prefix over as a keyword argument, which T5 passes down to its attention.
-
-_ROUTED = "prefixed_"
-
-
-class _HandOver:
-    """The forward pre-hook of an attached model's stacks: hands them the prefixes of their sites."""
-
-    def __init__(self, prefix: T5Prefix):
-        self.prefix = prefix
-        self.remembered = None  # KV cache (weakly), parameter versions, key_values by site
-
-    def __getstate__(self) -> dict:
-        return {"prefix": self.prefix}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(**state)
-
-    def __call__(self, stack: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
-            stack.set_attn_implementation(_routed(stack))
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        return args, {**kwargs, "prefix_key_values": self.for_stack(stack, cache)}
-
-    def for_stack(self, stack: nn.Module, cache) -> dict[str, tuple[Tensor, ...]]:
-        """`{site: ([2, rows, heads, prefix, d_kv] of layer 0, of layer 1, ...)}`.
-
-        While a KV cache grows, the prefix is that of its first step: one evaluation a `generate`, not one a token.
-        """
-        if cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.evaluate(stack)
-        versions = [(id(p), None if p.is_inference() else p._version) for p in self.prefix.parameters()]
-        if self.remembered is not None and int(cache.get_seq_length()) > 0:
-            known_cache, known_versions, key_values = self.remembered
-            if known_cache() is cache and known_versions == versions:
-                return key_values
-        key_values = self.evaluate(stack)
-        self.remembered = (weakref.ref(cache), versions, key_values)
-        return key_values
-
-    def evaluate(self, stack: nn.Module) -> dict[str, tuple[Tensor, ...]]:
-        sites = ("decoder", "cross") if stack.config.is_decoder else ("encoder",)
-        return {site: self.prefix.key_values(site).unbind(0) for site in sites if site in self.prefix.sites}
-
-
-def _hooks(stack: nn.Module) -> dict[int, _HandOver]:
-    # Looked for in the module, not remembered as torch's handles: a deep copy has hooks that no handle knows.
-    return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, _HandOver)}
-
-
-def _routed(stack: PreTrainedModel) -> str:
-    """The name of the routed twin of the stack's attention implementation; ValueError if there is none."""
-    implementation = stack.config._attn_implementation
-    if implementation not in ("eager", "sdpa"):
-        raise ValueError(
-            f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
-            "call model.set_attn_implementation('sdpa')"
-        )
-    return _ROUTED + implementation
-
-
-def _attend(stock, module, query, key, value, attention_mask, *, prefix_key_values=None, position_bias=None, **kwargs):
-    """The stock attention function, on keys, values, mask and bias that are longer by the prefix."""
-    site = "encoder" if not module.is_decoder else "decoder" if module.is_causal else "cross"
-    if prefix_key_values is None or site not in prefix_key_values:
-        return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
-    prefix_key, prefix_value = (
-        _row_for_each_example(rows, len(key)) for rows in prefix_key_values[site][module.layer_idx]
-    )
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
-    elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
-        visible = causal_mask(query.shape[2], key.shape[2], device=key.device)
-        attention_mask = key.new_zeros(1, 1, *visible.shape).masked_fill(~visible, -torch.inf)
-    key, value, attention_mask, position_bias = join_prefix(
-        prefix_key, prefix_value, key, value, attention_mask, position_bias
-    )
-    return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
-
-
-def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
-    """`[rows, heads, prefix, d_kv]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
-    if len(rows) in (1, batch_size):
-        return rows
-    if batch_size % len(rows):
-        raise ValueError(
-            f"a prefix with {len(rows)} rows cannot serve a batch of {batch_size}: it needs one row for all, or one "
-            "for each example"
-        )
-    return rows.repeat_interleave(batch_size // len(rows), dim=0)
-
-
-def _complete_mask(stock, *args, allow_is_causal_skip=False, **kwargs):
-    """The stock mask function, never leaving the causal triangle to the kernel: the kernel would misplace it."""
-    return stock(*args, allow_is_causal_skip=False, **kwargs)
-
-
-for _name, _attention, _mask in (
-    ("eager", eager_attention_forward, eager_mask),
-    ("sdpa", sdpa_attention_forward, sdpa_mask),
-):
-    AttentionInterface.register(_ROUTED + _name, partial(_attend, _attention))
-    AttentionMaskInterface.register(_ROUTED + _name, partial(_complete_mask, _mask))
-
-
-# --- the base model -------------------------------------------------------------------------------------------------
-
-
-def _stacks(model: nn.Module) -> dict[str, PreTrainedModel]:
-    """`{site: stack}`; "decoder" and "cross" share one.
-
-    Raises TypeError where the mechanism does not reach, ValueError for a module that holds several T5s.
-    """
-    stacks = [module for module in model.modules() if isinstance(module, T5Stack | MT5Stack | UMT5Stack)]
-    if not stacks:
-        raise TypeError(f"T5Prefix works on a T5, MT5 or UMT5 of transformers, not on a {type(model).__name__}")
-    by_site = {}
-    for stack in stacks:
-        for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
-            if site in by_site:
-                raise ValueError(f"the {type(model).__name__} holds more than one T5: give one of them")
-            by_site[site] = stack
-    return by_site
-
-
 def _check_sites(sites) -> None:
     if isinstance(sites, str) or not sites or not set(sites) <= set(SITES):
         raise ValueError(f"sites must be some of {SITES}, as a tuple, got {sites!r}")
@@ -431,15 +438,23 @@ def _check_model_has(sites, stacks: dict, model: nn.Module) -> None:
 
 
 def _fingerprint(stacks: dict[str, PreTrainedModel]) -> dict[str, list[float]]:
-    """32 weights of each stack, spread over its tensors, to recognise the base by; none if some are not in memory."""
+    """32 weights of each stack, spread over its tensors, to recognise the base by.
+
+    None of a stack that is quantised, or has weights that are not in memory.
+    """
     samples = {}
     for name in ("encoder", "decoder"):
         if name in stacks:
             parameters = list(stacks[name].block.parameters())
-            chosen = [parameters[i * len(parameters) // 32].detach().flatten() for i in range(32)]
-            if not any(parameter.is_meta for parameter in chosen):
-                samples[name] = [round(parameter[len(parameter) // 3].item(), 6) for parameter in chosen]
+            chosen = [parameters[i * len(parameters) // 32].detach() for i in range(32)]
+            query = stacks[name].block[0].layer[0].SelfAttention.q
+            if type(query) is nn.Linear and all(_is_plain(tensor) for tensor in chosen):
+                samples[name] = [round(tensor.flatten()[tensor.numel() // 3].item(), 6) for tensor in chosen]
     return samples
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.is_floating_point() and not tensor.is_meta
 
 
 def _same_weights(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> bool:
@@ -448,3 +463,16 @@ def _same_weights(ours: dict[str, list[float]], theirs: dict[str, list[float]]) 
         torch.allclose(torch.tensor(ours[site]), torch.tensor(theirs[site]), rtol=2**-8, atol=2e-6)
         for site in ours.keys() & theirs.keys()
     )
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where the model's first weight in memory lies: offloaded ones are on no device."""
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+
+
+def _warn_caller(message: str) -> None:
+    """A warning that points at the line outside this file (and `with`) that caused it."""
+    depth, frame = 1, sys._getframe()
+    while frame and frame.f_code.co_filename in (__file__, contextmanager.__code__.co_filename):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, stacklevel=depth)

@@ -645,15 +645,15 @@ def test_a_missing_mask_is_causal_in_the_decoder_and_a_long_one_is_cut(implement
     model = make_model(implementation=implementation)
     prefix = make_prefix(model)
     decoder = model.decoder.block[0].layer[0].SelfAttention
-    key_values = {"decoder": prefix.key_values("decoder").unbind(0)}
+    prefixes = {"decoder": (prefix.key_values("decoder").unbind(0), None)}
     x = torch.randn(3, 5, SIZES["d_model"], dtype=model.dtype)
     with prefix.attached(model):
-        got = decoder(x, prefix_key_values=key_values)[0]
+        got = decoder(x, prefixes=prefixes)[0]
         visible = torch.ones(5, 9, dtype=torch.bool).tril()[None, None]  # four columns more than keys
         mask = (
             visible if implementation == "sdpa" else torch.zeros(1, 1, 5, 9).double().masked_fill(~visible, -torch.inf)
         )
-        cut = decoder(x, mask=mask, prefix_key_values=key_values)[0]
+        cut = decoder(x, mask=mask, prefixes=prefixes)[0]
     assert difference(got, cut) < 1e-12
     bias = oracle.position_bias(decoder.relative_attention_bias.weight, 5, 5, bidirectional=False, config=model.config)
     weights = {f"a.{name}": tensor for name, tensor in decoder.state_dict().items()}

@@ -1,0 +1,195 @@
+"""How a prefix reaches the attention of a Hugging Face T5 that knows nothing of it.
+
+transformers lets anyone register an attention function, with a mask function that belongs to it; a config selects one
+by name. For "sdpa" and "eager" there is a routed twin that joins the prefix and calls the stock function. A pre-hook
+on each stack hands the prefix over as a keyword argument, which T5 passes down to its attention.
+"""
+
+import weakref
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.models.mt5.modeling_mt5 import MT5Stack
+from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
+from transformers.models.umt5.modeling_umt5 import UMT5Stack
+
+from helpers.masks import causal_mask
+from helpers.prefix import PrefixEncoder, join_prefix
+
+SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
+_ROUTED = "prefixed_"
+
+
+def stacks_by_site(model: nn.Module) -> dict[str, PreTrainedModel]:
+    """`{site: stack}`; "decoder" and "cross" share one.
+
+    Raises TypeError where the mechanism does not reach, ValueError for a module that holds several T5s.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    stacks = [module for module in modules if isinstance(module, T5Stack | MT5Stack | UMT5Stack)]
+    if not stacks:
+        raise TypeError(f"T5Prefix works on a T5, MT5 or UMT5 of transformers, not on a {type(model).__name__}")
+    by_site = {}
+    for stack in stacks:
+        for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
+            if site in by_site:
+                raise ValueError(f"the {type(model).__name__} holds more than one T5: give one of them")
+            by_site[site] = stack
+    return by_site
+
+
+class HandOver:
+    """The forward pre-hook of an attached model's stacks: hands them the prefixes of their sites.
+
+    `prefix` has `sites`, `key_values(site)` and `visible(site)`.
+    """
+
+    def __init__(self, prefix: nn.Module):
+        self.prefix = prefix
+        self.remembered = None  # KV cache (weakly), parameter versions, what was handed over
+
+    def __getstate__(self) -> dict:
+        return {"prefix": self.prefix}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)
+
+    def __call__(self, stack: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
+            stack.set_attn_implementation(routed_twin(stack))
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        _check_cache_depth(cache, stack)
+        _check_checkpointing(self.prefix, stack)
+        return args, {**kwargs, "prefixes": self.for_stack(stack, cache)}
+
+    def for_stack(self, stack: PreTrainedModel, cache) -> dict:
+        """The result of `evaluate`, of the cache's first step for as long as it grows: once a `generate`."""
+        if cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.evaluate(stack)
+        versions = [(id(p), None if p.is_inference() else p._version) for p in self.prefix.parameters()]
+        if self.remembered is not None and int(cache.get_seq_length()) > 0:
+            known_cache, known_versions, prefixes = self.remembered
+            if known_cache() is cache and known_versions == versions:
+                return prefixes
+        prefixes = self.evaluate(stack)
+        self.remembered = (weakref.ref(cache), versions, prefixes)
+        return prefixes
+
+    def evaluate(self, stack: PreTrainedModel) -> dict[str, tuple[tuple[Tensor, ...], Tensor | None]]:
+        """`{site: (([2, rows, heads, prefix, d_kv] of layer 0, of layer 1, ...), visible [rows, prefix] or None)}`."""
+        prefixes = {}
+        for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
+            if site in self.prefix.sites:
+                key_values = self.prefix.key_values(site)
+                if key_values.ndim != 6 or key_values.shape[:2] != (len(stack.block), 2):
+                    raise ValueError(
+                        f"key_values({site!r}) must be [layers, 2, rows, heads, prefix, d_kv] with {len(stack.block)} "
+                        f"layers, got {list(key_values.shape)}"
+                    )
+                prefixes[site] = key_values.unbind(0), self.prefix.visible(site)
+        return prefixes
+
+
+def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
+    """The stack's hooks of this kind by key: at most one."""
+    # Looked for in the module, not remembered as torch's handles: a deep copy has hooks that no handle knows.
+    return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, HandOver)}
+
+
+def detach_prefix(model: nn.Module) -> None:
+    """Take the prefix off `model`, whoever attached it; afterwards the model is as it was before."""
+    for stack in stacks_by_site(model).values():
+        for key in hand_overs(stack):
+            del stack._forward_pre_hooks[key]
+            stack._forward_pre_hooks_with_kwargs.pop(key)
+        implementation = stack.config._attn_implementation
+        if implementation.startswith(_ROUTED):
+            stack.set_attn_implementation(implementation.removeprefix(_ROUTED))
+
+
+def routed_twin(stack: PreTrainedModel) -> str:
+    """The name of the routed twin of the stack's attention implementation; ValueError if there is none."""
+    implementation = stack.config._attn_implementation
+    if implementation not in ("eager", "sdpa"):
+        raise ValueError(
+            f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
+            "call model.set_attn_implementation('sdpa')"
+        )
+    return _ROUTED + implementation
+
+
+def _check_cache_depth(cache, stack: PreTrainedModel) -> None:
+    """transformers 5.15 to 5.24 give `generate` a cache with a layer for each of the encoder's, not the decoder's."""
+    cache = getattr(cache, "self_attention_cache", cache)
+    if getattr(cache, "layer_class_to_replicate", True) is None and len(cache.layers) < len(stack.block):
+        raise ValueError(
+            f"the KV cache has {len(cache.layers)} layers and the decoder {len(stack.block)}: transformers sizes it by "
+            "the encoder; generate with use_cache=False, or with a cache of your own that grows, "
+            "EncoderDecoderCache(DynamicCache(), DynamicCache())"
+        )
+
+
+def _check_checkpointing(prefix: nn.Module, stack: PreTrainedModel) -> None:
+    """Reentrant checkpointing runs a backward pass for each layer, through an MLP that one pass has already freed."""
+    checkpoint = getattr(stack.block[0], "_gradient_checkpointing_func", None)
+    if not (
+        stack.block[0].training and torch.is_grad_enabled() and getattr(checkpoint, "keywords", {}).get("use_reentrant")
+    ):
+        return
+    encoders = [module for module in prefix.modules() if isinstance(module, PrefixEncoder)]
+    if any(encoder.mid_dim or (encoder.dropout.p and encoder.training) for encoder in encoders):
+        raise ValueError(
+            "reentrant gradient checkpointing cannot train a prefix with an MLP or with dropout: enable it with "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
+
+
+def _attend(stock, module, query, key, value, attention_mask, *, prefixes=None, position_bias=None, **kwargs):
+    """The stock attention function, on keys, values, mask and bias that are longer by the prefix."""
+    site = "encoder" if not module.is_decoder else "decoder" if module.is_causal else "cross"
+    if prefixes is None or site not in prefixes:
+        return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
+    layers, visible = prefixes[site]
+    prefix_key, prefix_value = (_row_for_each_example(rows, len(key)) for rows in layers[module.layer_idx])
+    if visible is not None:
+        visible = _row_for_each_example(visible, len(key))
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
+    elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
+        earlier = causal_mask(query.shape[2], key.shape[2], device=key.device)
+        attention_mask = key.new_zeros(1, 1, *earlier.shape).masked_fill(~earlier, -torch.inf)
+    elif visible is not None:
+        attention_mask = key.new_zeros(1, 1, 1, key.shape[2])  # eager adds its mask, so a bool one will not do
+    key, value, attention_mask, position_bias = join_prefix(
+        prefix_key, prefix_value, key, value, attention_mask, position_bias, prefix_mask=visible
+    )
+    return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
+
+
+def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
+    """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
+    if len(rows) in (1, batch_size):
+        return rows
+    if batch_size % len(rows):
+        raise ValueError(
+            f"a prefix with {len(rows)} rows cannot serve a batch of {batch_size}: it needs one row for all, or one "
+            "for each example"
+        )
+    return rows.repeat_interleave(batch_size // len(rows), dim=0)
+
+
+def _complete_mask(stock, *args, allow_is_causal_skip=False, **kwargs):
+    """The stock mask function, never leaving the causal triangle to the kernel: the kernel would misplace it."""
+    return stock(*args, allow_is_causal_skip=False, **kwargs)
+
+
+for _name, _attention, _mask in (
+    ("eager", eager_attention_forward, eager_mask),
+    ("sdpa", sdpa_attention_forward, sdpa_mask),
+):
+    AttentionInterface.register(_ROUTED + _name, partial(_attend, _attention))
+    AttentionMaskInterface.register(_ROUTED + _name, partial(_complete_mask, _mask))
