@@ -10,6 +10,7 @@ import sys
 import textwrap
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import oracle
 import pytest
@@ -64,7 +65,7 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
+@contextmanager
 def norms_in_float64():
     """transformers takes the mean square of RMSNorm in float32 even in a float64 model; here it keeps the dtype."""
 
@@ -77,6 +78,12 @@ def norms_in_float64():
     with pytest.MonkeyPatch.context() as patch:
         for norm in stock:
             patch.setattr(norm, "forward", forward)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def float64_throughout():
+    with norms_in_float64():
         yield
 
 
