@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from helpers._checks import check_share, check_tensors, check_whole
 from helpers._shapes import Bool, Float
 from helpers.heads import merge_heads, split_heads
 from helpers.prefix import join_prefix
@@ -42,6 +43,7 @@ def scaled_dot_product_attention(
     Source: Vaswani et al. 2017, section 3.2.1, equation 1. The same as `F.scaled_dot_product_attention`, which
     returns no weights.
     """
+    check_share(dropout=dropout)
     _check_attention_inputs(query, key, value, mask, bias)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * query @ key.mT
@@ -87,10 +89,13 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if min(model_dim, num_heads) < 1 or not 0 <= dropout <= 1 or (head_dim is not None and head_dim < 1):
+        sizes = {"model_dim": model_dim, "num_heads": num_heads, "head_dim": head_dim, "context_dim": context_dim}
+        check_whole(**sizes)
+        check_share(dropout=dropout)
+        if any(size is not None and size < 1 for size in sizes.values()):
             raise ValueError(
-                "MultiHeadAttention needs positive sizes and a dropout from 0 to 1, got "
-                f"model_dim={model_dim}, num_heads={num_heads}, head_dim={head_dim}, dropout={dropout}"
+                "MultiHeadAttention needs positive sizes, got "
+                + ", ".join(f"{name}={size}" for name, size in sizes.items())
             )
         if head_dim is None and model_dim % num_heads:
             raise ValueError(
@@ -135,12 +140,21 @@ class MultiHeadAttention(nn.Module):
         Raises ValueError or TypeError for shapes or masks that do not fit.
         """
         context = x if context is None else context
+        check_tensors(x=x, context=context)
         for name, states, projection in (("x", x, self.q_proj), ("context", context, self.k_proj)):
             if states.ndim != 3 or states.shape[-1] != projection.in_features:
                 raise ValueError(
                     f"MultiHeadAttention needs {name} as [batch, seq, {projection.in_features}], "
                     f"got shape {list(states.shape)}"
                 )
+            if states.dtype != projection.weight.dtype and not torch.is_autocast_enabled(states.device.type):
+                raise TypeError(
+                    f"{name} {list(states.shape)} is {states.dtype} and the weights are {projection.weight.dtype}: "
+                    f"use `{name}.to({projection.weight.dtype})`"
+                )
+        if prefix is not None and not (isinstance(prefix, tuple | list) and len(prefix) == 2):
+            got = list(prefix.shape) if isinstance(prefix, Tensor) else f"{type(prefix).__name__} of {len(prefix)}"
+            raise TypeError(f"the prefix must be a pair (key, value), got {got}")
         query = split_heads(self.q_proj(x), self.num_heads)
         key = split_heads(self.k_proj(context), self.num_heads)
         value = split_heads(self.v_proj(context), self.num_heads)
@@ -165,6 +179,7 @@ class MultiHeadAttention(nn.Module):
 
 def _check_attention_inputs(query, key, value, mask, bias) -> None:
     """Refuse what would broadcast, or fail five frames down, with one sentence that holds the shapes."""
+    check_tensors(query=query, key=key, value=value, mask=mask, bias=bias)
     shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
     if not query.ndim == key.ndim == value.ndim == 4:
         raise ValueError(f"attention needs [batch, heads, seq, head_dim] three times, got {shapes}")
@@ -174,6 +189,12 @@ def _check_attention_inputs(query, key, value, mask, bias) -> None:
         raise ValueError(f"every key needs one value, got {shapes}")
     if query.shape[:2] != key.shape[:2]:
         raise ValueError(f"queries and keys need the same batch and heads, got {shapes}")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(
+            f"queries, keys and values need the same dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
+        )
+    if not query.is_floating_point():
+        raise TypeError(f"attention needs float queries, keys and values, got {query.dtype}: use `.float()`")
     if mask is not None and mask.dtype != torch.bool:
         raise TypeError(
             f"the mask must be bool with True = may attend, got {mask.dtype}: use padding_mask or "

@@ -3,6 +3,7 @@
 from einops import rearrange
 from torch import Tensor
 
+from helpers._checks import check_tensors, check_whole
 from helpers._shapes import Shaped
 
 
@@ -18,6 +19,8 @@ def split_heads(x: Shaped[Tensor, "batch seq model_dim"], num_heads: int) -> Sha
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2.
     """
+    check_tensors(x=x)
+    check_whole(num_heads=num_heads)
     if x.ndim != 3:
         raise ValueError(f"split_heads needs [batch, seq, heads * head_dim], got shape {list(x.shape)}")
     if num_heads < 1 or x.shape[-1] % num_heads:
@@ -33,6 +36,7 @@ def merge_heads(x: Shaped[Tensor, "batch heads seq head_dim"]) -> Shaped[Tensor,
 
     The inverse of `split_heads`. Raises ValueError if `x` does not have four axes.
     """
+    check_tensors(x=x)
     if x.ndim != 4:
         raise ValueError(f"merge_heads needs [batch, heads, seq, head_dim], got shape {list(x.shape)}")
     return rearrange(x, "b h s d -> b s (h d)")

@@ -4,6 +4,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from helpers._checks import check_tensors, check_whole
 from helpers._shapes import Bool, Shaped
 
 
@@ -28,6 +29,7 @@ def causal_mask(
 
     Raises ValueError if a length is negative.
     """
+    check_whole(query_length=query_length, key_length=key_length, prefix_length=prefix_length)
     key_length = query_length if key_length is None else key_length
     if min(query_length, key_length, prefix_length) < 0:
         raise ValueError(
@@ -53,6 +55,8 @@ def padding_mask(
 
     Raises ValueError for another rank, a negative prefix_length, or values other than 0 and 1.
     """
+    check_tensors(attention_mask=attention_mask)
+    check_whole(prefix_length=prefix_length)
     if attention_mask.ndim != 2:
         raise ValueError(f"padding_mask needs a mask [batch, key], got shape {list(attention_mask.shape)}")
     if prefix_length < 0:

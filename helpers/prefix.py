@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from helpers._checks import check_share, check_tensors, check_whole
 from helpers._shapes import Bool, Float, Shaped
 
 
@@ -43,6 +44,15 @@ def join_prefix(
 
     Source: Li & Liang 2021, "Prefix-Tuning", section 4.2.
     """
+    check_tensors(
+        prefix_key=prefix_key,
+        prefix_value=prefix_value,
+        key=key,
+        value=value,
+        mask=mask,
+        bias=bias,
+        prefix_mask=prefix_mask,
+    )
     for name, prefix, content in (("key", prefix_key, key), ("value", prefix_value, value)):
         if not (
             prefix.ndim == content.ndim == 4
@@ -135,6 +145,8 @@ class PrefixEncoder(nn.Module):
         sizes = {"num_layers": num_layers, "num_heads": num_heads, "head_dim": head_dim}
         if mid_dim is not None:
             sizes["mid_dim"] = mid_dim
+        check_whole(prefix_length=prefix_length, **sizes)
+        check_share(dropout=dropout)
         if prefix_length < 0 or min(sizes.values()) < 1:
             raise ValueError(f"a prefix needs positive sizes, got prefix_length={prefix_length}, {sizes}")
         self.prefix_length = prefix_length
@@ -165,6 +177,7 @@ class PrefixEncoder(nn.Module):
 
         The rows are computed once and shared by the batch without a copy. Raises ValueError for a negative batch_size.
         """
+        check_whole(batch_size=batch_size)
         if batch_size < 0:
             raise ValueError(f"batch_size must be at least 0, got {batch_size}")
         return self._in_layers(self.dropout(self.mlp(self.embedding))).expand(-1, -1, batch_size, -1, -1, -1)
@@ -185,6 +198,7 @@ class PrefixEncoder(nn.Module):
 
         Raises ValueError for another shape.
         """
+        check_tensors(key_values=key_values)
         if key_values.ndim != 6 or key_values.shape[1:3] != (2, 1):
             raise ValueError(
                 f"key_values must be [layers, 2, 1, heads, prefix, head_dim], got shape {list(key_values.shape)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from helpers._checks import check_share, check_texts
 from helpers.tasks import Pair
 
 
@@ -14,8 +15,10 @@ def collate(tokenizer, pairs: Sequence[Pair], device: torch.device | str = "cpu"
     """A batch for T5, padded to its longest source and its longest target.
 
     Returns `input_ids` and `attention_mask` `[batch, source]` and `labels` `[batch, target]`, in which padding is
-    -100, so that the loss ignores it.
+    -100, so that the loss ignores it. Raises ValueError without pairs.
     """
+    if not pairs:
+        raise ValueError("a batch needs at least one pair of source and target, got 0")
     sources, targets = zip(*pairs, strict=True)
     batch = tokenizer(list(sources), padding=True, return_tensors="pt")
     labels = tokenizer(list(targets), padding=True, return_tensors="pt")
@@ -28,7 +31,13 @@ def collate(tokenizer, pairs: Sequence[Pair], device: torch.device | str = "cpu"
 
 
 def linear_warmup_decay(steps: int, warmup: float = 0.05) -> Callable[[int], float]:
-    """The factor of the learning rate at each step: up to 1 over the first `warmup` share, then down to 0 linearly."""
+    """The factor of the learning rate at each step: up to 1 over the first `warmup` share, then down to 0 linearly.
+
+    Raises ValueError for a negative number of steps, or a warmup that is no share.
+    """
+    if steps < 0:
+        raise ValueError(f"a schedule needs at least 0 steps, got steps={steps}")
+    check_share(warmup=warmup)
     warmup_steps = max(1, round(warmup * steps))
 
     def factor(step: int) -> float:
@@ -91,6 +100,7 @@ def generate_texts(
     Greedy, unless `generate_options` or the model's own generation config say otherwise. The model stays in the mode
     it is in: put it, and an attached prefix, in eval mode first.
     """
+    check_texts(sources=sources)
     texts = []
     for start in range(0, len(sources), batch_size):
         batch = tokenizer(list(sources[start : start + batch_size]), padding=True, return_tensors="pt")
@@ -104,6 +114,7 @@ def exact_match(predictions: Sequence[str], targets: Sequence[str]) -> float:
 
     Raises ValueError if the lengths differ or nothing is given.
     """
+    check_texts(predictions=predictions, targets=targets)
     if len(predictions) != len(targets) or not targets:
         raise ValueError(f"need as many predictions as targets, got {len(predictions)} and {len(targets)}")
     return sum(p.strip() == t.strip() for p, t in zip(predictions, targets, strict=True)) / len(targets)

@@ -276,9 +276,9 @@ def test_module_refuses_what_does_not_fit(need_weights):
     ("sizes", "options", "message"),
     [
         ((12, 5), {}, "model_dim 12 cannot be cut into 5 equal heads"),
-        ((12, 0), {}, "positive sizes .* num_heads=0"),
-        ((12, 3), {"head_dim": 0}, "positive sizes .* head_dim=0"),
-        ((12, 3), {"dropout": 2.0}, "dropout=2.0"),
+        ((12, 0), {}, "positive sizes.* num_heads=0"),
+        ((12, 3), {"head_dim": 0}, "positive sizes.* head_dim=0"),
+        ((12, 3), {"dropout": 2.0}, "dropout must be from 0 to 1, got 2.0"),
     ],
 )
 def test_impossible_sizes_are_refused(sizes, options, message):
