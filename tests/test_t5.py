@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import oracle
 import pytest
@@ -1151,3 +1152,21 @@ def test_parameter_counts_of_t5_small():
     assert sum(p.numel() for p in model.parameters()) == 60_506_624
     assert count(None) == 368_640
     assert count(512) == 10_274_304
+
+
+def test_a_file_of_format_1_keeps_loading(tmp_path):
+    """Saved by version 0.1.0; its n-th parameter holds n + (0, 1, ... 6, 0, 1, ... - 3) / 8."""
+    stored = Path(__file__).parent / "stored" / "prefix_format_1"
+    prefix = T5Prefix.from_pretrained(stored)
+    assert prefix.sites == ("encoder", "cross")
+    for n, parameter in enumerate(prefix.parameters()):
+        assert torch.equal(parameter, n + (torch.arange(parameter.numel()) % 7 - 3).view(parameter.shape) / 8)
+    encoder = prefix.encoders["cross"]
+    assert (encoder.prefix_length, encoder.shape, encoder.mid_dim, encoder.dropout.p) == (2, (2, 3, 5), 3, 0.25)
+    assert not prefix.training
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the base is recognised
+        prefix.attach(make_model(dtype=torch.float32))
+    prefix.save_pretrained(tmp_path)
+    for file in stored.iterdir():  # as long as this version writes format 1
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
