@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helpers.base import load_base
 from helpers.bundled import build_wordnet
-from helpers.bundled.measure_wordnet import unseen_corpus
+from helpers.bundled.measure import unseen_corpus
 from helpers.bundled.pretraining import sha256
 from helpers.bundled.wordnet_data import (
     CARD_FIELDS,

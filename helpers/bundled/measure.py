@@ -1,0 +1,518 @@
+"""Every score that the cards and lesson 8 give: `python -m helpers.bundled.measure --plan dates` (or `wordnet`).
+
+One run is a task, a method with its options, and a seed. It trains on the task's training pairs, generates greedily
+for the held-out ones, and appends one row to `scores.csv` in the base's folder. Rows that are there already are
+skipped, so that an interrupted plan goes on where it stopped. Learning rates are chosen on validation pairs, with
+seed 0; the other seeds then run at the chosen rate.
+
+    --plan dates --list       what the plan holds, without running it
+    --plan wordnet --save-prefix       after the plan: train the three shipped prefixes again, compare, store them
+    --pretraining dates       what the base makes of its own pretraining jobs
+    --base-folder FOLDER      measure the base in FOLDER instead of the bundled one; results go there too
+
+Prompt tuning and LoRA are peft's (`pip install peft`), BLEU is sacrebleu's (`pip install sacrebleu`); `helpers` itself
+needs neither.
+"""
+
+import argparse
+import csv
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Optional, get_args
+
+import torch
+from torch import nn
+from transformers import ByT5Tokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5ForConditionalGeneration
+
+from helpers.base import load_base
+from helpers.bundled.pretraining import sha256
+from helpers.heads import split_heads
+from helpers.prefix import PrefixEncoder
+from helpers.t5 import T5Prefix
+from helpers.t5_attention import SITES, stacks_by_site
+from helpers.tasks import Pair, load_task
+from helpers.training import collate, exact_match, fit, generate_texts, majority_baseline
+
+BUNDLED = Path(__file__).parent
+ALL_SITES = "+".join(SITES)
+BLEU_TASKS = ("card", "bio")  # whole texts; elsewhere a target is one word or one date
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; None where an option has no meaning for the method.
+
+    method: "frozen" (nothing trained), "majority" (always the commonest training target), "prefix", "prompt" (peft's
+    prompt tuning), "lora" (peft's, on q and v), "full" fine-tuning, "scratch" (full, from random weights).
+    prefix_length: slots of a prefix at each site, or soft tokens of a prompt. sites: joined with "+".
+    init: "small" N(0, 0.02²), "normal" N(0, 1), "activations" (keys and values of training pairs), "mlp", or peft's.
+    train_pairs: how many, drawn by the seed; None = all.
+    """
+
+    task: str
+    method: str
+    prefix_length: int | None = None
+    sites: str | None = None
+    mid_dim: int | None = None
+    init: str | None = None
+    rank: int | None = None
+    learning_rate: float | None = None
+    steps: int | None = None
+    train_pairs: int | None = None
+    seed: int | None = None
+
+
+# What a row holds besides its run. base: the first digits of the SHA-256 of the weights; parameters: trained numbers;
+# exact: 0 to 1; bleu: 0 to 100; cpu_seconds: of training alone, one thread.
+RESULTS = {
+    "base": str,
+    "parameters": int,
+    "validation_loss": float,
+    "validation_exact": float,
+    "validation_bleu": float,
+    "test_exact": float,
+    "test_bleu": float,
+    "cpu_seconds": float,
+}
+RUN_TYPES = {field.name: (get_args(field.type) or (field.type,))[0] for field in fields(Run)}
+COLUMNS = RUN_TYPES | RESULTS
+
+
+def prefix_run(task: str, length: int, steps: int, **options) -> Run:
+    """A prefix at all sites from small noise, seed 0, unless the options say otherwise."""
+    defaults = {"sites": ALL_SITES, "init": "small", "seed": 0}
+    return Run(task, "prefix", prefix_length=length, steps=steps, **defaults | options)
+
+
+# --- stored rows -------------------------------------------------------------------------------------------------
+
+
+def read_scores(path: str | Path) -> list[dict]:
+    """The rows of a scores.csv: numbers as numbers, None where a cell is empty.
+
+    Raises ValueError if the file has other columns.
+    """
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != list(COLUMNS):
+            raise ValueError(f"{path} has the columns {reader.fieldnames}, not {list(COLUMNS)}")
+        return [{name: COLUMNS[name](cell) if cell else None for name, cell in row.items()} for row in reader]
+
+
+def append_score(path: Path, row: dict) -> None:
+    """Add one row, and the header if the file is new."""
+    is_new = not path.exists()
+    with open(path, "a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def run_of(row: dict) -> Run:
+    return Run(**{name: row[name] for name in RUN_TYPES})
+
+
+# --- one run -----------------------------------------------------------------------------------------------------
+
+
+def load_measured(base: str, folder: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The base of that name, bundled or from a folder, in float32 and evaluation mode."""
+    if folder is None:
+        return load_base(base)
+    if base == "dates":  # its tokenizer has no files
+        return T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval(), ByT5Tokenizer()
+    return load_base(folder)
+
+
+def prefix_from_activations(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], prefix_length: int, sites
+) -> T5Prefix:
+    """A prefix that starts as the keys and values that the model computes for the first tokens of some pairs.
+
+    The encoder reads their sources, one after another, and the decoder their targets, `prefix_length` tokens of each.
+    """
+    source, target = (
+        tokenizer(" ".join(texts), add_special_tokens=False, return_tensors="pt").input_ids[:, :prefix_length]
+        for texts in zip(*pairs, strict=True)
+    )
+    if min(source.shape[1], target.shape[1]) < prefix_length:
+        raise ValueError(
+            f"{len(pairs)} pairs have {source.shape[1]} and {target.shape[1]} tokens, too few for {prefix_length} slots"
+        )
+    stacks, found, hooks = stacks_by_site(model), {}, []
+    for site in sites:
+        for layer, block in enumerate(stacks[site].block):
+            attention = block.layer[1].EncDecAttention if site == "cross" else block.layer[0].SelfAttention
+            for index, projection in enumerate((attention.k, attention.v)):
+                place = site, layer, index
+                hooks.append(
+                    projection.register_forward_hook(
+                        lambda module, args, output, place=place: found.update({place: output})
+                    )
+                )
+    try:
+        with torch.no_grad():
+            model(input_ids=source, decoder_input_ids=target)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    prefix = T5Prefix.for_model(model, prefix_length=prefix_length, sites=sites)
+    for site in sites:
+        num_heads = stacks[site].config.num_heads
+        layers = range(len(stacks[site].block))
+        key_values = [[split_heads(found[site, layer, index], num_heads) for index in (0, 1)] for layer in layers]
+        prefix.encoders[site] = PrefixEncoder.from_key_values(torch.stack([torch.stack(pair) for pair in key_values]))
+    return prefix
+
+
+def new_prefix(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> T5Prefix:
+    """The untrained prefix of a run."""
+    sites = tuple(run.sites.split("+"))
+    if run.init == "activations":
+        some = random.Random(run.seed).sample(list(pairs), min(len(pairs), 2 * run.prefix_length))
+        return prefix_from_activations(model, tokenizer, some, run.prefix_length, sites)
+    if (run.init == "mlp") != (run.mid_dim is not None):
+        raise ValueError(f"init 'mlp' and a mid_dim go together, got init={run.init!r}, mid_dim={run.mid_dim}")
+    prefix = T5Prefix.for_model(model, prefix_length=run.prefix_length, sites=sites, mid_dim=run.mid_dim)
+    if run.init == "normal":
+        for parameter in prefix.parameters():
+            nn.init.normal_(parameter)
+    elif run.init not in ("small", "mlp"):
+        raise ValueError(f"init must be 'small', 'normal', 'activations' or 'mlp', got {run.init!r}")
+    return prefix
+
+
+def prepare(
+    run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]
+) -> tuple[nn.Module, list[nn.Parameter], T5Prefix | None]:
+    """`(what to call, what to train, the prefix if there is one)`. The model is in evaluation mode, frozen or not.
+
+    Raises ValueError for an unknown method.
+    """
+    if run.method == "full":
+        return model, list(model.parameters()), None
+    if run.method == "scratch":
+        model = T5ForConditionalGeneration(model.config).eval()
+        return model, list(model.parameters()), None
+    model.requires_grad_(False)
+    if run.method == "frozen":
+        return model, [], None
+    if run.method == "prefix":
+        prefix = new_prefix(run, model, tokenizer, pairs)
+        prefix.attach(model)
+        return model, list(prefix.parameters()), prefix
+    from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+    if run.method == "prompt":
+        # One "submodule": with peft's default of two, half of the soft tokens would be for a decoder that never
+        # reads them.
+        config = PromptTuningConfig(
+            task_type="SEQ_2_SEQ_LM", num_virtual_tokens=run.prefix_length, num_transformer_submodules=1
+        )
+    elif run.method == "lora":
+        config = LoraConfig(
+            task_type="SEQ_2_SEQ_LM",
+            r=run.rank,
+            lora_alpha=2 * run.rank,
+            lora_dropout=0.0,
+            target_modules=["q", "v"],
+        )
+    else:
+        raise ValueError(f"there is no method {run.method!r}")
+    model = get_peft_model(model, config).eval()
+    return model, [parameter for parameter in model.parameters() if parameter.requires_grad], None
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> float:
+    """The mean loss of a target token over all pairs."""
+    total = count = 0
+    for start in range(0, len(pairs), 128):
+        batch = collate(tokenizer, pairs[start : start + 128])
+        tokens = (batch["labels"] != -100).sum().item()
+        total, count = total + tokens * model(**batch).loss.item(), count + tokens
+    return total / count
+
+
+def measure(run: Run, folder: Path | None = None) -> tuple[dict, T5Prefix | None]:
+    """Train and score one run: its row, and the trained prefix if there is one.
+
+    Args:
+        folder: the base, if not the bundled one that the task was made for.
+    """
+    task = load_task(run.task)
+    row = dict.fromkeys(COLUMNS) | asdict(run)
+    row["base"] = sha256((folder or BUNDLED / task.base) / "model.safetensors")[:12]
+    splits = {"validation": task.validation, "test": task.test}
+    if run.method == "majority":
+        for split, pairs in splits.items():
+            targets = ([target for _, target in part] for part in (task.train, pairs))
+            row[f"{split}_exact"] = round(majority_baseline(*targets), 4)
+        return row | {"parameters": 0}, None
+    if run.task in BLEU_TASKS:
+        from sacrebleu import corpus_bleu
+    model, tokenizer = load_measured(task.base, folder)
+    train = task.train
+    if run.train_pairs is not None:
+        train = random.Random(run.seed).sample(train, run.train_pairs)
+    torch.manual_seed(run.seed or 0)
+    model, parameters, prefix = prepare(run, model, tokenizer, train)
+    row["parameters"] = sum(parameter.numel() for parameter in parameters)
+    start = time.process_time()
+    if parameters:
+        fit(model, parameters, tokenizer, train, steps=run.steps, learning_rate=run.learning_rate, seed=run.seed)
+        row["cpu_seconds"] = round(time.process_time() - start, 1)
+    row["validation_loss"] = round(mean_loss(model, tokenizer, task.validation), 4)
+    for split, pairs in splits.items():
+        sources, targets = (list(column) for column in zip(*pairs, strict=True))
+        texts = generate_texts(model, tokenizer, sources, max_new_tokens=96)
+        row[f"{split}_exact"] = round(exact_match(texts, targets), 4)
+        if run.task in BLEU_TASKS:
+            row[f"{split}_bleu"] = round(corpus_bleu(texts, [targets]).score, 2)
+    return row, prefix
+
+
+# --- plans -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a plan: `run` at each of the rates with the first seed, then the best of them with the other seeds.
+
+    like: take the rate that this other entry chose, instead of trying several.
+    every_seed: all rates with all seeds, to show what the rate does.
+    """
+
+    run: Run
+    rates: tuple[float | None, ...] = ()
+    seeds: tuple[int | None, ...] = (0, 1, 2)
+    like: Optional["Entry"] = None
+    every_seed: bool = False
+
+
+def best_run(rows: Sequence[dict], entry: Entry) -> Run:
+    """The entry's run, first seed, at the rate that is best on validation: exact match, then the lower loss.
+
+    Raises ValueError if one of the rates is not measured yet.
+    """
+    if entry.like is not None:
+        return replace(entry.run, learning_rate=best_run(rows, entry.like).learning_rate, seed=entry.seeds[0])
+    known = {run_of(row): row for row in rows}
+    candidates = [replace(entry.run, learning_rate=rate, seed=entry.seeds[0]) for rate in entry.rates]
+    missing = [run.learning_rate for run in candidates if run not in known]
+    if missing:
+        raise ValueError(f"{entry.run.task}, {entry.run.method}: the rates {missing} are not measured yet")
+    if len(candidates) == 1:
+        return candidates[0]
+    return max(candidates, key=lambda run: (known[run]["validation_exact"], -known[run]["validation_loss"]))
+
+
+def runs_to_do(rows: list[dict], plan: Sequence[Entry]) -> Iterator[Run]:
+    """The runs of a plan that have no row yet; `rows` must have grown by each before the next is asked for."""
+
+    def new(runs):
+        return (run for run in runs if run not in map(run_of, rows))
+
+    for entry in plan:
+        tried = [replace(entry.run, learning_rate=rate, seed=entry.seeds[0]) for rate in entry.rates]
+        yield from new(tried)
+        chosen = tried if entry.every_seed else [best_run(rows, entry)]
+        yield from new(replace(run, seed=seed) for seed in entry.seeds for run in chosen)
+
+
+# On the dates base, 11,520 numbers are a prefix of 5, or LoRA of rank 3 on 12 matrices of 128 x 192; on WordNet's,
+# 23,040 are a prefix of 10, or rank 5 on 18 of 128 x 128.
+PREFIX_LENGTH = {"dates": 5, "wordnet": 10}
+LORA_RANK = {"dates": 3, "wordnet": 5}
+FULL_RATES = (1e-3, 2e-3, 5e-3)
+LORA_RATES = (3e-3, 1e-2, 3e-2)
+PREFIX_RATES = {"dates": (0.03, 0.1, 0.3), "wordnet": (0.1, 0.3, 1.0)}
+PROMPT_RATES = (0.3, 1.0, 3.0)
+
+
+def prefix_entry(task: str, base: str, steps: int, **options) -> Entry:
+    return Entry(prefix_run(task, PREFIX_LENGTH[base], steps, **options), PREFIX_RATES[base])
+
+
+def full_entry(task: str, steps: int, **options) -> Entry:
+    return Entry(Run(task, "full", steps=steps, seed=0, **options), FULL_RATES)
+
+
+def peft_entries(task: str, base: str, steps: int) -> list[Entry]:
+    """peft's two methods that a prefix is compared with."""
+    options = {"init": "peft", "steps": steps, "seed": 0}
+    return [
+        Entry(Run(task, "lora", rank=LORA_RANK[base], **options), LORA_RATES),
+        Entry(Run(task, "prompt", prefix_length=20, **options), PROMPT_RATES),
+    ]
+
+
+def untrained_entries(task: str) -> list[Entry]:
+    return [Entry(Run(task, method), (None,), seeds=(None,)) for method in ("frozen", "majority")]
+
+
+SHIPPED = [prefix_entry(task, "wordnet", 400) for task in ("category", "card", "bio")]
+
+
+def wordnet_plan() -> list[Entry]:
+    """400 steps: the shipped prefixes and full fine-tuning first, then peft's methods, then other lengths."""
+    tasks = [entry.run.task for entry in SHIPPED]
+    peers = [entry for task in tasks for entry in peft_entries(task, "wordnet", 400)]
+    lengths = [
+        Entry(prefix_run(entry.run.task, length, 400), seeds=(0,), like=entry)
+        for entry in (SHIPPED[1], SHIPPED[0])
+        for length in (1, 5, 20)
+    ]
+    return [
+        *SHIPPED,
+        *(full_entry(task, 400) for task in tasks),
+        *(entry for task in tasks for entry in untrained_entries(task)),
+        *(replace(entry, seeds=(0,)) for entry in peers),
+        *lengths,
+        *peers,
+    ]
+
+
+def dates_plan() -> list[Entry]:
+    """German with one option of the prefix changed at a time, in 60 steps; little data; methods on five tasks.
+
+    Sixty steps, because after 300 nearly everything is at 100 %.
+    """
+    rate = Entry(prefix_run("german", 5, 60), (0.01, 0.03, 0.1, 0.3, 1.0), every_seed=True)
+    subsets = ("encoder", "decoder", "cross", "encoder+decoder", "encoder+cross", "decoder+cross")
+    plan = [
+        rate,
+        *(Entry(prefix_run("german", length, 60), like=rate) for length in (1, 2, 10, 20)),
+        *(Entry(prefix_run("german", 5, 60, sites=sites), like=rate) for sites in subsets),
+        *(Entry(prefix_run("german", 5, 60, init=init), like=rate) for init in ("normal", "activations")),
+        Entry(prefix_run("german", 5, 60, init="mlp", mid_dim=256), (1e-3, 3e-3, 1e-2)),
+    ]
+    for pairs in (16, 64, 256, 1024):
+        plan.append(prefix_entry("german", "dates", 100, train_pairs=pairs))
+        plan.append(full_entry("german", 100, train_pairs=pairs))
+
+    def methods(task: str) -> list[Entry]:
+        return [prefix_entry(task, "dates", 300), full_entry(task, 300), *peft_entries(task, "dates", 300)]
+
+    for task in ("german", "russian"):
+        plan += [*untrained_entries(task), *methods(task)]
+    for task in ("italian", "ordinal", "vietnamese"):  # like German: at the rates chosen there
+        plan += [*untrained_entries(task)]
+        plan += [Entry(entry.run, like=german) for entry, german in zip(methods(task), methods("german"), strict=True)]
+    return plan
+
+
+PLANS = {"dates": dates_plan, "wordnet": wordnet_plan}
+
+
+def run_plan(base: str, folder: Path | None, plan: Sequence[Entry] | None = None) -> None:
+    """Run what has no row for these weights yet, and store each row at once."""
+    path = (folder or BUNDLED / base) / "scores.csv"
+    weights = sha256(path.parent / "model.safetensors")[:12]
+    rows = [row for row in (read_scores(path) if path.exists() else ()) if row["base"] == weights]
+    for run in runs_to_do(rows, PLANS[base]() if plan is None else plan):
+        row, _ = measure(run, folder)
+        append_score(path, row)
+        rows.append(row)
+        print(", ".join(f"{name} {cell}" for name, cell in row.items() if cell is not None), flush=True)
+
+
+def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry] = SHIPPED) -> None:
+    """Train the seed-0 prefix of each entry again at its chosen rate and store it under `prefixes/<task>`.
+
+    Raises ValueError if it does not score what its row says.
+    """
+    home = folder or BUNDLED / base
+    weights = sha256(home / "model.safetensors")[:12]
+    rows = [row for row in read_scores(home / "scores.csv") if row["base"] == weights]
+    for entry in entries:
+        run = best_run(rows, entry)
+        stored = next(row for row in rows if run_of(row) == run)
+        row, prefix = measure(run, folder)
+        if row["test_exact"] != stored["test_exact"]:
+            raise ValueError(f"{run} gave {row['test_exact']} exact now, and {stored['test_exact']} before: not saved")
+        prefix.eval().save_pretrained(home / "prefixes" / run.task)
+        print(f"{run.task}: rate {run.learning_rate:g}, test exact {row['test_exact']:.1%}, saved", flush=True)
+
+
+# --- the bases' own pretraining jobs -------------------------------------------------------------------------------
+
+
+def unseen_corpus():
+    """Words of held-out definitions as values: what the base copies from here, it has not learnt by heart."""
+    from helpers.bundled.wordnet_stream import QUALITY_FIELDS, Corpus
+
+    sources = [source for source, _ in load_task("category").test]
+    vocabulary = sorted({word for text in sources for word in text.split() if word.isalpha() and len(word) > 3})
+    values = dict.fromkeys(("animal", "tool", "city", "plant", "colour", *QUALITY_FIELDS), vocabulary)
+    return Corpus(sources, sources, [], [], values)
+
+
+def wordnet_jobs(count: int = 256) -> dict[str, list[Pair]]:
+    """`count` records of held-out words for each record job."""
+    from helpers.bundled.wordnet_stream import RECORD_JOBS, record_pair
+
+    corpus, rng = unseen_corpus(), random.Random(7)
+    return {job: [record_pair(corpus, rng, job) for _ in range(count)] for job in RECORD_JOBS}
+
+
+def dates_jobs(count: int = 1000) -> dict[str, list[Pair]]:
+    """`count` pairs on days that pretraining never saw, by job (needs babel)."""
+    from helpers.bundled.build_dates import pretraining_pair, split_days
+
+    rng, days, jobs = random.Random(1), split_days()["test"], defaultdict(list)
+    for _ in range(count):
+        source, target = pretraining_pair(rng.choice(days), rng)
+        prompt, text = source.split(": ", 1)
+        job = {"copy": "copy", "iso": "back"}.get(prompt)
+        if job is None:
+            # A source in ISO form ends in an English weekday, which no localised date does.
+            job = "localise" if text[4] == "-" and text[-3:].isalpha() else "locale to locale"
+        jobs[job].append((source, target))
+    return jobs
+
+
+JOBS = {"dates": dates_jobs, "wordnet": wordnet_jobs}
+
+
+def print_pretraining(base: str, folder: Path | None) -> None:
+    """Exact match of each pretraining job."""
+    model, tokenizer = load_measured(base, folder)
+    for job, pairs in sorted(JOBS[base]().items()):
+        sources, targets = zip(*pairs, strict=True)
+        texts = generate_texts(model, tokenizer, sources, max_new_tokens=96)
+        print(f"{job}: {exact_match(texts, targets):.1%} of {len(pairs)}", flush=True)
+
+
+def main(command_line: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plan", choices=PLANS, help="run this base's plan")
+    parser.add_argument("--list", action="store_true", help="print the plan instead of running it")
+    parser.add_argument("--save-prefix", action="store_true", help="store the shipped prefixes, when the plan is done")
+    parser.add_argument("--pretraining", choices=JOBS, help="score this base's own pretraining jobs")
+    parser.add_argument("--base-folder", type=Path, help="measure the base in this folder instead of the bundled one")
+    arguments = parser.parse_args(command_line)
+    if (arguments.plan is None) == (arguments.pretraining is None):
+        parser.error("give either --plan or --pretraining")
+    if arguments.save_prefix and arguments.plan != "wordnet":
+        parser.error("--save-prefix goes with --plan wordnet")
+    torch.set_num_threads(1)
+    if arguments.pretraining:
+        print_pretraining(arguments.pretraining, arguments.base_folder)
+    elif arguments.list:
+        for entry in PLANS[arguments.plan]():
+            options = {name: cell for name, cell in asdict(entry.run).items() if cell is not None}
+            print(options | {"learning_rate": entry.rates, "seed": entry.seeds})
+    else:
+        run_plan(arguments.plan, arguments.base_folder)
+        if arguments.save_prefix:
+            save_prefixes(arguments.plan, arguments.base_folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The measuring script: what it runs, how it chooses rates, what it stores, and the stored scores themselves."""
+
+import csv
+import shutil
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from helpers.base import load_base
+from helpers.bundled import measure as script
+from helpers.bundled.measure import ALL_SITES, BUNDLED, COLUMNS, Entry, Run, best_run, prefix_run, read_scores, run_of
+from helpers.bundled.pretraining import sha256
+from helpers.t5 import T5Prefix, detach_prefix
+from helpers.tasks import load_task
+
+METHODS = [
+    Run("german", "frozen"),
+    Run("german", "majority"),
+    prefix_run("german", 2, 2, learning_rate=0.1),
+    prefix_run("german", 3, 2, learning_rate=0.1, sites="encoder+cross", init="activations", train_pairs=5),
+    prefix_run("german", 3, 2, learning_rate=0.1, init="normal"),
+    prefix_run("german", 2, 2, learning_rate=3e-3, init="mlp", mid_dim=7),
+    Run("german", "full", learning_rate=1e-3, steps=2, seed=0),
+    Run("german", "scratch", learning_rate=1e-3, steps=2, seed=0),
+    Run("german", "prompt", prefix_length=4, init="peft", learning_rate=1.0, steps=2, seed=0),
+    Run("german", "lora", rank=3, init="peft", learning_rate=1e-2, steps=2, seed=0),
+]
+
+
+@pytest.fixture
+def small_task(monkeypatch):
+    """German with a dozen pairs, so that a run takes a second."""
+    german = load_task("german")
+    few = replace(german, train=german.train[:12], validation=german.validation[:3], test=german.test[:4])
+    monkeypatch.setattr(script, "load_task", lambda name: few)
+    return few
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the dates base, to write results into."""
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(BUNDLED / "dates" / name, tmp_path)
+    return tmp_path
+
+
+def row(run, validation=0.0, loss=1.0, test=0.0):
+    scores = {"validation_exact": validation, "validation_loss": loss, "test_exact": test}
+    return dict.fromkeys(COLUMNS) | asdict(run) | scores
+
+
+def plan_of(runs):
+    return [Entry(run, (run.learning_rate,), seeds=(run.seed,)) for run in runs]
+
+
+def test_every_method_runs_and_gives_a_row_that_is_read_back(small_task, folder):
+    script.run_plan("dates", folder, plan_of(METHODS))
+    rows = read_scores(folder / "scores.csv")
+    assert [run_of(row) for row in rows] == METHODS
+    by_hand = {"frozen": 0, "majority": 0, "full": 1_033_984, "scratch": 1_033_984, "prompt": 4 * 128, "lora": 11_520}
+    for row in rows:
+        assert row["base"] == sha256(folder / "model.safetensors")[:12]
+        assert 0 <= row["test_exact"] <= 1
+        if row["method"] in by_hand:
+            assert row["parameters"] == by_hand[row["method"]]
+        if row["method"] != "majority":
+            assert 0.1 < row["validation_loss"] < 40
+    assert [row["parameters"] for row in rows if row["method"] == "prefix"][:3] == [4608, 4608, 6912]
+
+
+def test_rows_that_exist_are_skipped_unless_the_weights_are_others(small_task, folder, monkeypatch):
+    plan = plan_of(METHODS[1:3])
+    script.run_plan("dates", folder, plan[:1])
+    script.run_plan("dates", folder, plan)
+    script.run_plan("dates", folder, plan)
+    assert [run_of(row) for row in read_scores(folder / "scores.csv")] == METHODS[1:3]
+    monkeypatch.setattr(script, "sha256", lambda path: "0" * 64)
+    script.run_plan("dates", folder, plan)
+    assert [row["base"][:4] for row in read_scores(folder / "scores.csv")].count("0000") == 2
+
+
+def test_a_run_repeats_itself_and_the_seed_changes_it(small_task, folder):
+    run = prefix_run("german", 3, 3, learning_rate=0.3, train_pairs=5)
+    first, again, other = (script.measure(each, folder)[0] for each in (run, run, replace(run, seed=1)))
+    assert first["validation_loss"] == again["validation_loss"] != other["validation_loss"]
+
+
+def test_the_rate_is_chosen_on_validation_then_loss_and_never_on_test():
+    entry = Entry(prefix_run("german", 5, 60), (0.1, 0.3, 1.0))
+    low, middle, high = (replace(entry.run, learning_rate=rate) for rate in entry.rates)
+    rows = [row(low, 0.8, 0.5, test=0.1), row(middle, 0.8, 0.4, test=0.2), row(high, 0.7, 0.1, test=0.9)]
+    assert best_run(rows, entry) == middle
+    assert best_run(rows, Entry(prefix_run("german", 2, 60), like=entry)).learning_rate == 0.3
+    with pytest.raises(ValueError, match=r"rates \[1.0\] are not measured"):
+        best_run(rows[:2], entry)
+
+
+def test_other_seeds_run_at_the_chosen_rate_only():
+    entry = Entry(prefix_run("german", 5, 60), (0.1, 0.3))
+    rows = []
+    for run in script.runs_to_do(rows, [entry]):
+        rows.append(row(run, validation=run.learning_rate))
+    assert [(each["learning_rate"], each["seed"]) for each in rows] == [(0.1, 0), (0.3, 0), (0.3, 1), (0.3, 2)]
+    every = [run_of(each) for each in rows]
+    more = list(script.runs_to_do(rows, [replace(entry, every_seed=True)]))
+    assert [(run.learning_rate, run.seed) for run in more] == [(0.1, 1), (0.1, 2)]
+    assert not set(more) & set(every)
+
+
+@pytest.mark.parametrize("base", script.PLANS)
+def test_compared_methods_have_about_as_many_numbers_as_the_prefix(base):
+    model, tokenizer = load_base(base)
+    task = {"dates": "german", "wordnet": "card"}[base]
+    runs = (prefix_run(task, script.PREFIX_LENGTH[base], 1), Run(task, "lora", rank=script.LORA_RANK[base]))
+    sizes = []
+    for run in runs:
+        _, parameters, prefix = script.prepare(run, model, tokenizer, [])
+        sizes.append(sum(parameter.numel() for parameter in parameters))
+        if prefix is not None:
+            detach_prefix(model)
+    assert sizes[0] == sizes[1]
+
+
+def test_activations_are_the_keys_and_values_that_the_model_computes():
+    model, tokenizer = load_base("dates")
+    pairs = load_task("german").train[:2]
+    prefix = script.prefix_from_activations(model, tokenizer, pairs, 7, ("decoder", "cross"))
+    assert isinstance(prefix, T5Prefix)
+    assert prefix.sites == ("decoder", "cross")
+    source, target = (tokenizer(text, return_tensors="pt").input_ids[:, :7] for text in pairs[0])
+    with torch.no_grad():
+        caches = model(input_ids=source, decoder_input_ids=target, use_cache=True).past_key_values
+    for site, cache in (("decoder", caches.self_attention_cache), ("cross", caches.cross_attention_cache)):
+        for layer, stored in enumerate(cache.layers):
+            torch.testing.assert_close(prefix.key_values(site)[layer, 0], stored.keys)
+            torch.testing.assert_close(prefix.key_values(site)[layer, 1], stored.values)
+    with pytest.raises(ValueError, match="too few for 99 slots"):
+        script.prefix_from_activations(model, tokenizer, pairs, 99, ("decoder",))
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (Run("german", "magic", steps=1, seed=0), "no method 'magic'"),
+        (prefix_run("german", 2, 1, init="large"), "init must be"),
+        (prefix_run("german", 2, 1, mid_dim=4), "go together"),
+        (prefix_run("german", 2, 1, init="mlp"), "go together"),
+        (prefix_run("german", 2, 1, sites="decoder+roof"), "sites must be"),
+    ],
+)
+def test_an_impossible_run_is_refused(run, message):
+    model, tokenizer = load_base("dates")
+    with pytest.raises(ValueError, match=message):
+        script.prepare(run, model, tokenizer, load_task("german").train)
+
+
+def test_a_prefix_is_saved_if_it_scores_what_its_row_says(small_task, folder):
+    entry = Entry(prefix_run("german", 2, 2), (0.1, 0.3), seeds=(0,))
+    script.run_plan("dates", folder, [entry])
+    script.save_prefixes("dates", folder, [entry])
+    saved = T5Prefix.from_pretrained(folder / "prefixes" / "german")
+    best = best_run(read_scores(folder / "scores.csv"), entry)
+    _, trained = script.measure(best, folder)
+    assert torch.equal(saved.key_values("cross"), trained.key_values("cross"))
+
+    text = (folder / "scores.csv").read_text()
+    rows = read_scores(folder / "scores.csv")
+    (folder / "scores.csv").unlink()
+    for each in rows:
+        script.append_score(folder / "scores.csv", each | {"test_exact": 0.5})
+    with pytest.raises(ValueError, match="before: not saved"):
+        script.save_prefixes("dates", folder, [entry])
+    assert text != (folder / "scores.csv").read_text()
+
+
+def test_a_file_with_other_columns_is_refused(tmp_path):
+    (tmp_path / "scores.csv").write_text("task,score\ngerman,1\n")
+    with pytest.raises(ValueError, match="has the columns"):
+        read_scores(tmp_path / "scores.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either"),
+        (["--plan", "dates", "--pretraining", "dates"], "give either"),
+        (["--plan", "roof"], "invalid choice"),
+        (["--plan", "dates", "--save-prefix"], "goes with --plan wordnet"),
+    ],
+)
+def test_the_command_line_says_what_it_needs(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        script.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_the_plan_is_listed_without_running(capsys):
+    script.main(["--plan", "wordnet", "--list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(script.wordnet_plan())
+    assert "'category', 'method': 'prefix', 'prefix_length': 10" in lines[0]
+
+
+def test_the_smallest_plan_runs_from_the_command_line(small_task, folder, monkeypatch):
+    monkeypatch.setitem(script.PLANS, "dates", lambda: plan_of(METHODS[1:2]))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    script.main(["--plan", "dates", "--base-folder", str(folder)])
+    assert len(read_scores(folder / "scores.csv")) == 1
+
+
+STORED = sorted(BUNDLED.glob("*/scores.csv"))
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.name)
+def test_the_stored_scores_are_of_the_shipped_weights_and_each_run_is_there_once(path):
+    rows = read_scores(path)
+    runs = [run_of(row) for row in rows]
+    assert len(set(runs)) == len(runs)
+    assert {row["base"] for row in rows} == {sha256(path.parent / "model.safetensors")[:12]}
+    assert {load_task(row["task"]).base for row in rows} == {path.parent.name}
+    assert all(row["sites"] is None or set(row["sites"].split("+")) <= set(ALL_SITES.split("+")) for row in rows)
+    with open(path, encoding="utf-8", newline="") as file:
+        assert "\r" not in file.read()
+        file.seek(0)
+        assert next(csv.reader(file)) == list(COLUMNS)
