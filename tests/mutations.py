@@ -1,0 +1,207 @@
+"""Deliberate faults in `helpers`, each of which some test has to catch: `python tests/mutations.py [number ...]`.
+
+Each fault replaces one piece of one file in a copy of the project and runs the tests that are meant to see it. A fault
+that survives is printed, and makes the exit status 1. About ten minutes on one core; `test_mutations.py` holds the list
+to the code in every run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Fault(NamedTuple):
+    file: str  # under helpers/
+    piece: str  # occurs once in it
+    fault: str
+    tests: str  # under tests/, separated by spaces
+
+
+FAULTS = [
+    # what the reshapes mean
+    Fault("heads.py", '"b s (h d) -> b h s d"', '"b s (d h) -> b h s d"', "test_heads.py"),
+    Fault("heads.py", '"b h s d -> b s (h d)"', '"b h s d -> b s (d h)"', "test_heads.py"),
+    Fault("heads.py", "num_heads < 1 or ", "", "test_heads.py test_bad_input.py"),
+    # masks
+    Fault("masks.py", "tril(prefix_length + key_length - query_length)", "tril(prefix_length)", "test_masks.py"),
+    Fault("masks.py", "visible[:, :prefix_length] = True", "pass", "test_masks.py"),
+    Fault("masks.py", "torch.cat([prefix, visible], dim=1)", "torch.cat([visible, prefix], dim=1)", "test_masks.py"),
+    Fault("masks.py", "visible.new_ones(len", "visible.new_zeros(len", "test_masks.py"),
+    # attention
+    Fault("attention.py", "query.shape[-1] ** -0.5", "query.shape[-1] ** -1", "test_attention.py"),
+    Fault("attention.py", "masked_fill(~mask, -torch.inf)", "masked_fill(mask, -torch.inf)", "test_attention.py"),
+    Fault("attention.py", ".masked_fill(nothing_to_see, 0.0)\n", "\n", "test_attention.py"),
+    Fault("attention.py", "scores = scores + bias.to(scores.dtype)", "pass", "test_attention.py"),
+    Fault("attention.py", "self.dropout if self.training else 0.0", "self.dropout", "test_attention.py"),
+    Fault("attention.py", "self.v_proj(context)", "self.k_proj(context)", "test_attention.py"),
+    Fault("attention.py", "self.k_proj(context)", "self.k_proj(x)", "test_attention.py"),
+    Fault("attention.py", "torch.where(mask, bias, -torch.inf)", "bias", "test_attention.py"),
+    Fault(
+        "attention.py",
+        "mask, dropout, scale=scale)\n        return",
+        "mask, dropout)\n        return",
+        "test_attention.py",
+    ),
+    Fault("attention.py", "if query.shape[:2] != key.shape[:2]:", "if False:", "test_attention.py"),
+    # joining a prefix
+    Fault("prefix.py", "torch.cat([prefix, content], dim=2)", "torch.cat([content, prefix], dim=2)", "test_prefix.py"),
+    Fault("prefix.py", "(prefix_length, 0), value=fill", "(0, prefix_length), value=fill", "test_prefix.py"),
+    Fault("prefix.py", "True if mask is not None and mask.dtype == torch.bool else 0.0", "0.0", "test_prefix.py"),
+    Fault("prefix.py", "mask & allowed if", "mask if", "test_rows.py"),
+    Fault("prefix.py", "torch.where(allowed, mask, -torch.inf)", "mask", "test_rows.py"),
+    Fault("prefix.py", "prefix.to(content).expand", "prefix.expand", "test_t5.py"),
+    Fault("prefix.py", "prefix.shape[1] == content.shape[1]", "True", "test_prefix.py test_bad_input.py"),
+    # the prefix encoder
+    Fault("prefix.py", '"p (l kv h d) -> l kv 1 h p d"', '"p (kv l h d) -> l kv 1 h p d"', "test_prefix.py"),
+    Fault("prefix.py", '"p (l kv h d) -> l kv 1 h p d"', '"p (l kv d h) -> l kv 1 h p d"', "test_prefix.py"),
+    Fault("prefix.py", "nn.Parameter(0.02 * torch", "nn.Parameter(torch", "test_prefix.py"),
+    Fault("prefix.py", "nn.Tanh()", "nn.ReLU()", "test_prefix.py"),
+    Fault("prefix.py", "self.dropout(self.mlp(self.embedding))", "self.mlp(self.embedding)", "test_prefix.py"),
+    Fault("prefix.py", "return folded.train(self.training)", "return folded", "test_prefix.py"),
+    Fault("prefix.py", "key_values.detach().clone()", "key_values.detach()", "test_prefix.py"),
+    # how the prefix reaches T5
+    Fault("t5_attention.py", "layers[module.layer_idx]", "layers[0]", "test_t5.py"),
+    Fault("t5_attention.py", "layers[module.layer_idx]", "layers[2 * module.layer_idx % len(layers)]", "test_t5.py"),
+    Fault("t5_attention.py", 'else "decoder" if module.is_causal else "cross"', 'else "decoder"', "test_t5.py"),
+    Fault("t5_attention.py", "allow_is_causal_skip=False, **kwargs)\n\n", "**kwargs)\n\n", "test_t5.py"),
+    Fault("t5_attention.py", "attention_mask[..., : key.shape[2]]", "attention_mask", "test_t5.py"),
+    Fault(
+        "t5_attention.py",
+        "AttentionMaskInterface.register(_ROUTED + _name, partial(_complete_mask, _mask))",
+        "pass",
+        "test_t5.py",
+    ),
+    Fault(
+        "t5_attention.py",
+        "rows.repeat_interleave(batch_size // len(rows), dim=0)",
+        "rows.repeat(batch_size // len(rows), *[1] * (rows.ndim - 1))",
+        "test_rows.py",
+    ),
+    Fault("t5_attention.py", "known_cache() is cache and known_versions == versions", "True", "test_t5.py"),
+    Fault(
+        "t5_attention.py",
+        "known_cache() is cache and known_versions == versions",
+        "known_cache() is cache",
+        "test_t5.py",
+    ),
+    Fault("t5_attention.py", "and int(cache.get_seq_length()) > 0", "", "test_t5.py"),
+    Fault("t5_attention.py", "self.remembered = (weakref.ref(cache), versions, prefixes)", "pass", "test_t5.py"),
+    Fault(
+        "t5_attention.py",
+        "attention_mask = torch.zeros_like(attention_mask, dtype=key.dtype)",
+        "visible = visible; torch.zeros_like(attention_mask, dtype=key.dtype)",
+        "test_rows.py",
+    ),
+    Fault("t5_attention.py", "    _check_cache_depth(cache, stack)\n", "    pass\n", "test_breadth.py"),
+    Fault("t5_attention.py", "stack._forward_pre_hooks_with_kwargs.pop(key)", "pass", "test_t5.py"),
+    Fault(
+        "t5_attention.py", "stack.set_attn_implementation(implementation.removeprefix(_ROUTED))", "pass", "test_t5.py"
+    ),
+    Fault("t5_attention.py", "if site in by_site:", "if False:", "test_t5.py"),
+    # T5Prefix and its relatives
+    Fault(
+        "t5.py",
+        "config.num_heads,\n                config.d_kv,",
+        "config.num_heads,\n                config.d_model // config.num_heads,",
+        "test_t5.py",
+    ),
+    Fault("t5.py", 'raise ValueError("the model carries a prefix already: detach it first")', "pass", "test_t5.py"),
+    Fault("t5.py", "if any(hook is hand_over for stack", "if True or any(hook is hand_over for stack", "test_t5.py"),
+    Fault("t5.py", "        finally:\n            detach()", "        finally:\n            pass", "test_t5.py"),
+    Fault("t5.py", "self.eval()  # without dropout", "pass", "test_t5.py"),
+    Fault("t5.py", "self.train(training)\n", "pass\n", "test_t5.py"),
+    Fault(
+        "t5.py",
+        "        _replace(folder / CONFIG_NAME, (json",
+        "        (folder / CONFIG_NAME).write_bytes((json",
+        "test_t5.py",
+    ),
+    Fault(
+        "t5.py",
+        "os.replace(unfinished, path)",
+        "path.write_bytes(unfinished.read_bytes()[:-9]); os.replace(unfinished, path)",
+        "test_t5.py",
+    ),
+    Fault("t5.py", "if previous != name:", "if False:", "test_t5.py"),
+    Fault(
+        "t5.py", "tensor.clone() for name, tensor in load_file", "tensor for name, tensor in load_file", "test_t5.py"
+    ),
+    Fault("t5.py", "return prefix.eval()", "return prefix", "test_t5.py"),
+    Fault("t5.py", "rtol=2**-8", "rtol=1", "test_t5.py"),
+    Fault(
+        "t5.py",
+        "F.pad(k, (0, 0, 0, longest - k.shape[4]))",
+        "F.pad(k, (0, 0, longest - k.shape[4], 0))",
+        "test_rows.py",
+    ),
+    Fault(
+        "t5.py",
+        "padded[index] for index in self.rows], dim=2)",
+        "padded[index] for index in self.rows[::-1]], dim=2)",
+        "test_rows.py",
+    ),
+    Fault(
+        "t5.py",
+        "torch.arange(max(lengths), device=device) <",
+        "torch.arange(max(lengths), device=device) <=",
+        "test_rows.py",
+    ),
+    Fault("t5.py", "and not tensor.is_meta", "", "test_t5.py test_breadth.py"),
+    Fault("t5.py", "type(query) is nn.Linear and ", "", "test_breadth.py"),
+    # training and scoring
+    Fault("training.py", "masked_fill(labels.attention_mask == 0, -100)", "clone()", "test_training.py"),
+    Fault("training.py", "optimizer.zero_grad()", "pass", "test_training.py"),
+    Fault("training.py", "schedule.step()", "pass", "test_training.py"),
+    Fault("training.py", "nn.utils.clip_grad_norm_(parameters, clip)", "pass", "test_training.py"),
+    Fault("training.py", "weight_decay=0.0", "weight_decay=0.5", "test_training.py"),
+    Fault("training.py", "p.strip() == t.strip()", "p == t", "test_training.py"),
+    Fault("training.py", "/ len(targets)", "/ len(set(targets))", "test_training.py"),
+    Fault("training.py", "most_common(1)[0][0]", "most_common()[-1][0]", "test_training.py"),
+]
+
+
+def survives(fault: Fault, project: Path) -> bool:
+    """Whether all the tests of `fault` pass in a copy of the project that has it."""
+    path = project / "helpers" / fault.file
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(fault.piece, fault.fault), encoding="utf-8")
+    try:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
+        result = subprocess.run(
+            [*command, *(f"tests/{name}" for name in fault.tests.split())],
+            cwd=project,
+            env={**os.environ, "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        path.write_text(original, encoding="utf-8")
+    if result.returncode not in (0, 1):  # 1: some test failed; anything else is no verdict
+        raise RuntimeError(f"the tests did not run:\n{result.stdout}{result.stderr}")
+    return result.returncode == 0
+
+
+def main(numbers: list[int]) -> int:
+    chosen = [(number, FAULTS[number]) for number in numbers or range(len(FAULTS))]
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "notebooks")
+        shutil.copytree(ROOT, project, ignore=ignored)
+        for number, fault in chosen:
+            survived = survives(fault, project)
+            survivors += survived
+            verdict = "SURVIVED" if survived else "caught"
+            print(f"{number:2} {verdict}: {fault.file}: {fault.piece.strip()!r} -> {fault.fault.strip()!r}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} faults caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(argument) for argument in sys.argv[1:]]))
