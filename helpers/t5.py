@@ -7,7 +7,7 @@ import sys
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -344,10 +344,11 @@ class T5WithPrefix(nn.Module):
 
     Only the prefix is trained: the model's parameters are frozen, and `train()` leaves the model in evaluation mode, so
     that its dropout stays off. `state_dict` holds the prefix alone, so that checkpoints weigh kilobytes. Everything
-    else, such as `generate` and `config`, is the model's.
+    else, such as `generate` and `config`, is the model's. `detach_prefix(model)` gives the model back.
     """
 
-    accepts_loss_kwargs = False  # T5 averages its own loss; tells transformers' Trainer to scale accumulated gradients
+    accepts_loss_kwargs = True  # tells transformers' Trainer that `forward` takes num_items_in_batch
+    is_quantized = False  # nor does a quantised base make what is trained so: the Trainer would refuse it
 
     def __init__(self, model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow):
         """Attach `prefix` to `model` and freeze the model; raises what `attach` raises."""
@@ -356,6 +357,7 @@ class T5WithPrefix(nn.Module):
         self.model = model.requires_grad_(False)
         self.prefix = prefix
         self.train(prefix.training)
+        self.register_load_state_dict_post_hook(_miss_no_base)
 
     def __getattr__(self, name: str):
         try:
@@ -365,32 +367,77 @@ class T5WithPrefix(nn.Module):
                 raise
             return getattr(self.model, name)
 
-    def forward(self, input_ids=None, attention_mask=None, labels=None, **inputs):
-        """The model's forward pass, with the prefix."""
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **inputs)
+    @property
+    def generation_config(self):
+        """The model's, to read and to set: `generate` is the model's as well."""
+        return self.model.generation_config
+
+    @generation_config.setter
+    def generation_config(self, config) -> None:
+        self.model.generation_config = config
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        *,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        encoder_outputs=None,
+        inputs_embeds=None,
+        decoder_inputs_embeds=None,
+        labels=None,
+        num_items_in_batch: int | Tensor | None = None,
+        **inputs,
+    ):
+        """The model's forward pass, with the prefix; what is None is not passed on.
+
+        `num_items_in_batch` is the number of labels in all the batches whose gradients are added up (on several devices
+        and over several steps): with it, the loss is divided by that number instead of the batch's own, so that the sum
+        equals the loss of one large batch, whatever the lengths.
+        """
+        # Named one by one, because transformers' Trainer drops the columns of a data set that have no name here.
+        inputs |= {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+            "encoder_outputs": encoder_outputs,
+            "inputs_embeds": inputs_embeds,
+            "decoder_inputs_embeds": decoder_inputs_embeds,
+            "labels": labels,
+        }
+        output = self.model(**{name: value for name, value in inputs.items() if value is not None})
+        if num_items_in_batch is not None and labels is not None:
+            output.loss = output.loss * (labels.ne(-100).sum() / num_items_in_batch)
+        return output
 
     def train(self, mode: bool = True) -> "T5WithPrefix":
         """Put the prefix in training mode; the model stays in evaluation mode."""
         super().train(mode)
         self.model.eval()
-        for module in self.model.modules():  # transformers checkpoints the layers that are in training mode
-            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+        for module in self.model.modules():
+            if isinstance(module, GradientCheckpointingLayer):  # transformers checkpoints those in training mode alone
                 module.training = mode  # of the layer itself: its dropouts stay off
         return self
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
-        """The prefix's tensors alone."""
+        """The prefix's tensors alone; `load_state_dict` takes them, and leaves the model alone."""
         kwargs["prefix"] = kwargs.get("prefix", "") + "prefix."
         return self.prefix.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
-        """Load what `state_dict` gave; the model is left alone."""
-        own = {name.removeprefix("prefix."): tensor for name, tensor in state_dict.items()}
-        return self.prefix.load_state_dict(own, strict=strict, assign=assign)
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        self._base_name = prefix + "model."  # as a wrapper such as DistributedDataParallel calls it
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Save the prefix, as `T5Prefix.save_pretrained` does."""
         self.prefix.save_pretrained(folder)
+
+
+def _miss_no_base(module: T5WithPrefix, keys) -> None:
+    """The hook after loading a state: the frozen base is not in it, and is not missed."""
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith(module._base_name)]
 
 
 def _replace(path: Path, content: bytes) -> None:
