@@ -53,6 +53,9 @@ class _Attachable(nn.Module, ABC):
         attention runs through transformers' attention interface. A deep copy of an attached model carries a copy of
         the prefix (`detach_prefix` takes it off).
 
+        The prefix's parameters are not the model's: an engine that trains a model's parameters, such as transformers'
+        Trainer, would train nothing, without an error. Give it a `T5WithPrefix`.
+
         Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
         one of its sites, carries a prefix already, or uses an attention implementation other than "sdpa" and "eager".
         Warns if the prefix was made for other weights of the same shape.
