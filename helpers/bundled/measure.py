@@ -331,12 +331,12 @@ PREFIX_LENGTH = {"dates": 5, "wordnet": 10}
 LORA_RANK = {"dates": 3, "wordnet": 5}
 FULL_RATES = (1e-3, 2e-3, 5e-3)
 LORA_RATES = (3e-3, 1e-2, 3e-2)
-PREFIX_RATES = {"dates": (0.03, 0.1, 0.3), "wordnet": (0.1, 0.3, 1.0)}
+PREFIX_RATES = (0.1, 0.3, 1.0)
 PROMPT_RATES = (0.3, 1.0, 3.0)
 
 
 def prefix_entry(task: str, base: str, steps: int, **options) -> Entry:
-    return Entry(prefix_run(task, PREFIX_LENGTH[base], steps, **options), PREFIX_RATES[base])
+    return Entry(prefix_run(task, PREFIX_LENGTH[base], steps, **options), PREFIX_RATES)
 
 
 def full_entry(task: str, steps: int, **options) -> Entry:
@@ -379,18 +379,18 @@ def wordnet_plan() -> list[Entry]:
 
 
 def dates_plan() -> list[Entry]:
-    """German with one option of the prefix changed at a time, in 60 steps; little data; methods on five tasks.
+    """German with one option of the prefix changed at a time, in 30 steps; little data; methods on five tasks.
 
-    Sixty steps, because after 300 nearly everything is at 100 %.
+    Thirty steps, because after 300 nearly everything is at 100 %.
     """
-    rate = Entry(prefix_run("german", 5, 60), (0.01, 0.03, 0.1, 0.3, 1.0), every_seed=True)
+    rate = Entry(prefix_run("german", 5, 30), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0), every_seed=True)
     subsets = ("encoder", "decoder", "cross", "encoder+decoder", "encoder+cross", "decoder+cross")
     plan = [
         rate,
-        *(Entry(prefix_run("german", length, 60), like=rate) for length in (1, 2, 10, 20)),
-        *(Entry(prefix_run("german", 5, 60, sites=sites), like=rate) for sites in subsets),
-        *(Entry(prefix_run("german", 5, 60, init=init), like=rate) for init in ("normal", "activations")),
-        Entry(prefix_run("german", 5, 60, init="mlp", mid_dim=256), (1e-3, 3e-3, 1e-2)),
+        *(Entry(prefix_run("german", length, 30), like=rate) for length in (1, 2, 10, 20)),
+        *(Entry(prefix_run("german", 5, 30, sites=sites), like=rate) for sites in subsets),
+        *(Entry(prefix_run("german", 5, 30, init=init), like=rate) for init in ("normal", "activations")),
+        Entry(prefix_run("german", 5, 30, init="mlp", mid_dim=256), (3e-3, 1e-2, 3e-2)),
     ]
     for pairs in (16, 64, 256, 1024):
         plan.append(prefix_entry("german", "dates", 100, train_pairs=pairs))
