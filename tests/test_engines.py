@@ -163,6 +163,16 @@ def test_evaluation_generates_what_the_attached_model_generates(tmp_path):
     assert output.metrics["test_loss"] > 0
 
 
+def test_an_attached_model_without_the_wrapper_trains_nothing(tmp_path):
+    """What T5Prefix.attach warns of in its documentation; if transformers raises an error one day, it may go."""
+    model = make_model().requires_grad_(False)
+    prefix = T5Prefix.for_model(model, prefix_length=4)
+    before = numbers(prefix)
+    with prefix.attached(model):
+        make_trainer(tmp_path, model, max_steps=1).train()
+    assert_equal(before, numbers(prefix))
+
+
 class Counting(T5Prefix):
     calls = 0
 
