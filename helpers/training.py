@@ -5,9 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import MT5ForConditionalGeneration, T5ForConditionalGeneration, UMT5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
 
 from helpers._checks import check_share, check_texts
+from helpers.t5_attention import hand_overs
 from helpers.tasks import Pair
 
 
@@ -57,6 +62,7 @@ def fit(
     learning_rate: float = 0.1,
     clip: float = 1.0,
     seed: int = 0,
+    cache_encoder: bool = False,
 ) -> list[float]:
     """Train `parameters` so that `model` turns sources into targets; returns the loss of every step.
 
@@ -68,8 +74,12 @@ def fit(
         parameters: what to train. Nothing else is updated; freeze it, or its gradients pile up.
         steps, batch_size: how many batches, of how many pairs, drawn with replacement.
         learning_rate: 0.1 suits a prefix; full fine-tuning wants about 2e-3 on the bundled bases.
+        cache_encoder: encode every source once, before the first step, instead of at every use. Exact, and saves the
+            encoder's share of each step, where nothing of the encoder is trained: the prefix has no "encoder" site,
+            and the model is frozen and in eval mode. Takes d_model numbers for each token of the sources.
 
-    Raises ValueError without pairs or without a parameter that requires a gradient.
+    Raises ValueError without pairs or without a parameter that requires a gradient, or with `cache_encoder` where the
+    encoder's output would change during training.
     """
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if not parameters or not pairs:
@@ -78,10 +88,16 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
     device = next(model.parameters()).device
     draw = random.Random(seed)
+    encoded = _encode_all(model, tokenizer, [source for source, _ in pairs]) if cache_encoder else None
+    plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
     losses = []
     for _ in range(steps):
-        batch = collate(tokenizer, draw.choices(pairs, k=batch_size), device)
-        loss = model(**batch).loss
+        chosen = draw.choices(range(len(pairs)), k=batch_size)
+        batch = collate(tokenizer, [pairs[index] for index in chosen], device)
+        if encoded is not None:
+            states = pad_sequence([encoded[index] for index in chosen], batch_first=True)
+            batch = {**batch, "input_ids": None, "encoder_outputs": BaseModelOutput(states)}
+        loss = labelled_loss(model, batch) if plain else model(**batch).loss
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, clip)
@@ -89,6 +105,46 @@ def fit(
         schedule.step()
         losses.append(loss.item())
     return losses
+
+
+def labelled_loss(model: nn.Module, batch: dict) -> Tensor:
+    """The mean cross-entropy of `model(**batch).loss`, with the vocabulary's logits only where there is a label.
+
+    Padded labels (-100) carry no loss, yet the model would compute a row of logits for each: on short targets in a
+    padded batch a large part of the step. Equal to the model's own loss up to rounding.
+
+    Args:
+        model: a T5 of transformers with a language modelling head.
+        batch: what the model takes; `labels` `[batch, target]`.
+    """
+    inputs = dict(batch)
+    labels = inputs.pop("labels")
+    labelled = labels != -100
+    hook = model.lm_head.register_forward_pre_hook(lambda _, args: (args[0][labelled],))
+    try:
+        logits = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels)).logits
+    finally:
+        hook.remove()
+    return F.cross_entropy(logits.float(), labels[labelled])
+
+
+@torch.no_grad()
+def _encode_all(model: nn.Module, tokenizer, sources: Sequence[str]) -> list[Tensor]:
+    """The encoder's output `[source, d_model]` for each source, without its padding."""
+    prefixed = [site for hook in hand_overs(model.encoder).values() for site in hook.prefix.sites]
+    trained = any(parameter.requires_grad for parameter in model.encoder.parameters())
+    if model.encoder.training or trained or "encoder" in prefixed:
+        raise ValueError(
+            "the encoder's output can be cached only if it never changes: freeze the model, put it in eval mode, and "
+            f"train a prefix without the site 'encoder' (training mode {model.encoder.training}, trainable {trained}, "
+            f"sites {prefixed})"
+        )
+    states = []
+    for start in range(0, len(sources), 128):
+        batch = tokenizer(list(sources[start : start + 128]), padding=True, return_tensors="pt").to(model.device)
+        output = model.encoder(**batch).last_hidden_state
+        states += [row[mask.bool()] for row, mask in zip(output, batch.attention_mask, strict=True)]
+    return states
 
 
 @torch.no_grad()

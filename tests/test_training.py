@@ -5,10 +5,19 @@ import random
 
 import pytest
 import torch
+from test_t5 import FAMILIES, make_inputs, make_model, make_prefix
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
 from helpers.t5 import T5Prefix
-from helpers.training import collate, exact_match, fit, generate_texts, linear_warmup_decay, majority_baseline
+from helpers.training import (
+    collate,
+    exact_match,
+    fit,
+    generate_texts,
+    labelled_loss,
+    linear_warmup_decay,
+    majority_baseline,
+)
 
 PAIRS = [("a", "b"), ("bb", "c"), ("ccc", "d"), ("dddd", "e")]
 
@@ -131,3 +140,75 @@ def test_exact_match_and_majority():
         exact_match(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="got 0 and 0"):
         exact_match([], [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_labelled_loss_is_the_models_own_with_logits_for_the_labels_alone(family):
+    model, inputs = make_model(family), make_inputs()
+    labels = inputs.pop("decoder_input_ids")
+    labels[0, 3:], labels[2, 1:] = -100, -100
+    prefix, seen, losses, gradients = make_prefix(model, std=0.5), [], [], []
+    counter = model.lm_head.register_forward_hook(lambda _, args, logits: seen.append(logits.shape[:-1].numel()))
+    batch = {**inputs, "labels": labels}
+    with prefix.attached(model):
+        for loss_of in (lambda: model(**batch).loss, lambda: labelled_loss(model, batch)):
+            prefix.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append([parameter.grad.clone() for parameter in prefix.parameters()])
+    counter.remove()
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(*gradients, strict=True))
+    assert seen == [15, 9]
+    assert not model.lm_head._forward_pre_hooks
+    assert "labels" in batch, "the caller's batch was changed"
+
+
+def test_a_failing_step_leaves_no_hook_behind(model, tokenizer):
+    batch = collate(tokenizer, PAIRS)
+    batch["input_ids"] = batch["input_ids"] + 1000
+    with pytest.raises(IndexError):
+        labelled_loss(model, batch)
+    assert not model.lm_head._forward_pre_hooks
+
+
+@pytest.mark.parametrize("sites", [("decoder",), ("cross", "decoder")])
+def test_a_cached_encoder_runs_once_and_changes_nothing(model, tokenizer, sites):
+    calls, losses = [], []
+    counter = model.encoder.register_forward_hook(lambda *_: calls.append(1))
+    for cached in (False, True):
+        torch.manual_seed(1)
+        prefix = T5Prefix.for_model(model, prefix_length=3, sites=sites)
+        with prefix.attached(model):
+            losses.append(
+                fit(
+                    model,
+                    prefix.parameters(),
+                    tokenizer,
+                    PAIRS,
+                    steps=20,
+                    batch_size=3,
+                    cache_encoder=cached,
+                )
+            )
+    counter.remove()
+    assert len(calls) == 20 + 1
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert losses[0][-1] < losses[0][0] - 0.5
+
+
+def test_an_encoder_that_changes_is_not_cached(model, tokenizer):
+    def train(sites=("decoder",)):
+        prefix = T5Prefix.for_model(model, prefix_length=3, sites=sites)
+        with prefix.attached(model):
+            fit(model, prefix.parameters(), tokenizer, PAIRS, steps=1, cache_encoder=True)
+
+    with pytest.raises(ValueError, match=r"sites \['encoder', 'decoder'\]"):
+        train(sites=("encoder", "decoder"))
+    model.train()
+    with pytest.raises(ValueError, match="training mode True"):
+        train()
+    model.eval().encoder.block[0].requires_grad_(True)
+    with pytest.raises(ValueError, match="trainable True"):
+        train()
