@@ -42,6 +42,15 @@ class _Attachable(nn.Module, ABC):
         """Which of `key_values`' slots each row has (True), or None for all."""
         return None
 
+    def position_bias(
+        self, stack: PreTrainedModel, queries: int, past: int | Tensor
+    ) -> Float[Tensor, "layers rows heads queries prefix"] | None:
+        """What is added to the scores of the slots in decoder self-attention; None for 0.
+
+        `[layers, rows, heads, queries, prefix]`, for `queries` tokens of which the first is at position `past`.
+        """
+        return None
+
     @abstractmethod
     def check_fits(self, model: PreTrainedModel) -> None:
         """Raise ValueError if `model` has another shape or lacks a site; warn if it has other weights."""
@@ -330,6 +339,19 @@ class PrefixPerRow(_Attachable):
 
     def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
         """Which slots each row has; None if all have the same number."""
+    def position_bias(
+        self, stack: PreTrainedModel, queries: int, past: int | Tensor
+    ) -> Float[Tensor, "layers rows heads queries prefix"] | None:
+        """`[layers, rows, heads, queries, prefix]`, zero for rows without, None if all are."""
+        own = [prefix.position_bias(stack, queries, past) for prefix in self.prefixes]
+        known = [bias for bias in own if bias is not None]
+        if not known:
+            return None
+        longest = max(prefix.encoders["decoder"].prefix_length for prefix in self.prefixes if "decoder" in prefix.sites)
+        none = known[0].new_zeros(*known[0].shape[:-1], longest)
+        padded = [none if bias is None else F.pad(bias, (0, longest - bias.shape[-1])) for bias in own]
+        return torch.cat([none if index is None else padded[index] for index in self.rows], dim=1)
+
         own = [prefix.encoders[site].prefix_length if site in prefix.sites else 0 for prefix in self.prefixes]
         lengths = [0 if index is None else own[index] for index in self.rows]
         if len(set(lengths)) == 1:

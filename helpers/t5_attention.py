@@ -9,6 +9,7 @@ import weakref
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -45,7 +46,7 @@ def stacks_by_site(model: nn.Module) -> dict[str, PreTrainedModel]:
 class HandOver:
     """The forward pre-hook of an attached model's stacks: hands them the prefixes of their sites.
 
-    `prefix` has `sites`, `key_values(site)` and `visible(site)`.
+    `prefix` has `sites`, `key_values(site)`, `visible(site)` and `position_bias(stack, queries, past)`.
     """
 
     def __init__(self, prefix: nn.Module):
@@ -64,7 +65,13 @@ class HandOver:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         _check_cache_depth(cache, stack)
         _check_checkpointing(self.prefix, stack)
-        return args, {**kwargs, "prefixes": self.for_stack(stack, cache)}
+        kwargs = {**kwargs, "prefixes": self.for_stack(stack, cache)}
+        if stack.config.is_decoder:
+            tokens = args[0] if args else kwargs.get("input_ids")
+            queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[1]
+            past = 0 if cache is None else cache.get_seq_length()
+            kwargs["prefix_bias"] = self.prefix.position_bias(stack, queries, past)
+        return args, kwargs
 
     def for_stack(self, stack: PreTrainedModel, cache) -> dict:
         """The result of `evaluate`, of the cache's first step for as long as it grows: once a `generate`."""
@@ -148,7 +155,9 @@ def _check_checkpointing(prefix: nn.Module, stack: PreTrainedModel) -> None:
         )
 
 
-def _attend(stock, module, query, key, value, attention_mask, *, prefixes=None, position_bias=None, **kwargs):
+def _attend(
+    stock, module, query, key, value, attention_mask, *, prefixes=None, prefix_bias=None, position_bias=None, **kwargs
+):
     """The stock attention function, on keys, values, mask and bias that are longer by the prefix."""
     site = "encoder" if not module.is_decoder else "decoder" if module.is_causal else "cross"
     if prefixes is None or site not in prefixes:
@@ -172,6 +181,9 @@ def _attend(stock, module, query, key, value, attention_mask, *, prefixes=None, 
 
 def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
     """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
+    if site == "decoder" and prefix_bias is not None:
+        bias = _row_for_each_example(prefix_bias[module.layer_idx], len(key))
+        position_bias = position_bias + F.pad(bias.to(position_bias), (0, key.shape[2] - bias.shape[-1]))
     if len(rows) in (1, batch_size):
         return rows
     if batch_size % len(rows):

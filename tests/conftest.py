@@ -6,7 +6,10 @@ from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 install_import_hook(
-    [f"helpers.{name}" for name in ("heads", "masks", "attention", "prefix", "t5", "t5_attention", "training")],
+    [
+        f"helpers.{name}"
+        for name in ("heads", "masks", "attention", "prefix", "t5", "t5_attention", "peft_prefix", "training")
+    ],
     "beartype.beartype",
 )
 settings.register_profile("patient", settings(), deadline=None)  # a busy machine is no fault of the code
