@@ -7,6 +7,7 @@ in float32, so that its entries are float32's rounding of logits of about 4.
 import oracle
 import torch
 import transformers
+from packaging.version import Version
 from test_t5 import (
     by_site,
     cache_of,
@@ -158,6 +159,16 @@ NEEDS_A_DEEP_CACHE = {"greedy", "greedy, static", "encoder_outputs", "sampling",
 def works(model: str, mode: str) -> bool:
     """Whether transformers itself can do this: its `generate` sizes the decoder's cache by the encoder."""
     return model != "deeper decoder" or mode not in NEEDS_A_DEEP_CACHE
+
+
+def lacking(model: str, mode: str) -> str:
+    """What an old transformers cannot do without a prefix either, or an empty string."""
+    if Version(transformers.__version__) < Version("5.24"):
+        if model == "UMT5":
+            return "its UMT5 differs from the equations"
+        if mode == "prompt lookup":
+            return "its prompt lookup returns no logits"
+    return ""
 
 
 def measure(model_name: str, mode: str, implementation: str = "sdpa") -> float:

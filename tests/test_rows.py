@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle_table import lacking
 from test_t5 import FAMILIES, GREEDY, STEPS, by_site, difference, make_inputs, make_model, make_prefix, source
 
 from helpers.prefix import join_prefix
@@ -36,6 +38,8 @@ def four_prefixes(model):
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_computes_what_it_computes_alone(family, implementation):
+    if reason := lacking(family.upper(), "forward"):
+        pytest.skip(f"transformers {transformers.__version__}: {reason}")
     model, inputs = make_model(family, implementation=implementation), make_inputs(batch=4)
     rows = four_prefixes(model)
     with PrefixPerRow(rows).attached(model):
