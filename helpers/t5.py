@@ -301,6 +301,8 @@ class PrefixPerRow(_Attachable):
         models of different shape, or if one has several rows itself.
         """
         super().__init__()
+        if not isinstance(rows, Sequence):
+            raise TypeError(f"rows must be a sequence of prefixes, got a {type(rows).__name__}")
         for row in rows:
             if row is not None and not isinstance(row, T5Prefix):
                 raise TypeError(f"each row needs a T5Prefix or None, got a {type(row).__name__}")
@@ -337,8 +339,6 @@ class PrefixPerRow(_Attachable):
         padded = [empty if k is None else F.pad(k, (0, 0, 0, longest - k.shape[4])) for k in own]
         return torch.cat([empty if index is None else padded[index] for index in self.rows], dim=2)
 
-    def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
-        """Which slots each row has; None if all have the same number."""
     def position_bias(
         self, stack: PreTrainedModel, queries: int, past: int | Tensor
     ) -> Float[Tensor, "layers rows heads queries prefix"] | None:
@@ -352,6 +352,8 @@ class PrefixPerRow(_Attachable):
         padded = [none if bias is None else F.pad(bias, (0, longest - bias.shape[-1])) for bias in own]
         return torch.cat([none if index is None else padded[index] for index in self.rows], dim=1)
 
+    def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
+        """Which slots each row has; None if all have the same number."""
         own = [prefix.encoders[site].prefix_length if site in prefix.sites else 0 for prefix in self.prefixes]
         lengths = [0 if index is None else own[index] for index in self.rows]
         if len(set(lengths)) == 1:

@@ -164,26 +164,31 @@ def _attend(
         return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
     layers, visible = prefixes[site]
     prefix_key, prefix_value = (_row_for_each_example(rows, len(key)) for rows in layers[module.layer_idx])
-    if visible is not None:
-        visible = _row_for_each_example(visible, len(key))
     if attention_mask is not None:
         attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
     elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
         earlier = causal_mask(query.shape[2], key.shape[2], device=key.device)
         attention_mask = key.new_zeros(1, 1, *earlier.shape).masked_fill(~earlier, -torch.inf)
-    elif visible is not None:
-        attention_mask = key.new_zeros(1, 1, 1, key.shape[2])  # eager adds its mask, so a bool one will not do
+    if visible is not None:
+        visible = _row_for_each_example(visible, len(key))
+        if attention_mask is None:
+            attention_mask = key.new_zeros(1, 1, 1, key.shape[2])
+        elif attention_mask.dtype == torch.bool:
+            # A fully padded example attends evenly to its padding. It must not do so to slots that it does not have:
+            # they get -inf, and only a float mask can tell the two apart.
+            padding = torch.finfo(key.dtype).min
+            attention_mask = torch.zeros_like(attention_mask, dtype=key.dtype).masked_fill(~attention_mask, padding)
     key, value, attention_mask, position_bias = join_prefix(
         prefix_key, prefix_value, key, value, attention_mask, position_bias, prefix_mask=visible
     )
+    if site == "decoder" and prefix_bias is not None:
+        bias = _row_for_each_example(prefix_bias[module.layer_idx], len(key))
+        position_bias = position_bias + F.pad(bias, (0, key.shape[2] - bias.shape[-1]))
     return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
 
 
 def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
     """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
-    if site == "decoder" and prefix_bias is not None:
-        bias = _row_for_each_example(prefix_bias[module.layer_idx], len(key))
-        position_bias = position_bias + F.pad(bias.to(position_bias), (0, key.shape[2] - bias.shape[-1]))
     if len(rows) in (1, batch_size):
         return rows
     if batch_size % len(rows):
