@@ -6,12 +6,13 @@ Every drawing function shows its figure and returns None; `..._sentence` returns
 
 import base64
 import io
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import matplotlib
 import numpy as np
-from IPython.display import display
 from matplotlib import pyplot as plt
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -51,6 +52,8 @@ def show(figure: Figure, sentence: str) -> None:
     The caption is an output of its own: JupyterLab does not render an image's alternative text, and text can
     be selected, enlarged and read in a dark theme.
     """
+    from IPython.display import display  # not at the top: drawing to a file needs no IPython
+
     if not sentence.strip():
         raise ValueError("a figure needs a sentence that says what it shows; got an empty one")
     png = base64.b64encode(_png(figure)).decode()
@@ -442,7 +445,7 @@ def _check_matrix(values: np.ndarray, dims: int, layout: str, prefix_length: int
 def curves(
     series: Mapping[str, Sequence[float]],
     *,
-    x: Sequence[float] | None = None,
+    x: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
     x_label: str = "step",
     y_label: str = "loss",
     title: str = "",
@@ -450,11 +453,13 @@ def curves(
     log_x: bool = False,
     from_zero: bool = False,
     digits: int = 2,
+    path: str | os.PathLike | None = None,
 ) -> None:
     """Show one line for each label, over `x` or over 1, 2, 3, ...
 
-    `smooth` is the number of values in a running mean, drawn over the pale line of the values themselves; the
-    sentence then speaks of the means. `from_zero` begins the other axis at 0.
+    `x` holds the places of all lines, or those of each under its label. `smooth` is the number of values in a running
+    mean, drawn over the pale line of the values themselves; the sentence then speaks of the means. `from_zero` begins
+    the other axis at 0. With `path`, the figure is written there as PNG and not shown.
     """
     sentence = curves_sentence(series, x=x, x_label=x_label, y_label=y_label, title=title, smooth=smooth, digits=digits)
     with _styled():
@@ -462,7 +467,7 @@ def curves(
         axes = _axes(figure)
         for (label, values), colour, marker in zip(series.items(), COLOURS, MARKERS, strict=False):
             values = _array(values).astype(float)
-            places = np.arange(1, len(values) + 1) if x is None else _array(x)
+            places = np.arange(1, len(values) + 1) if x is None else _array(_places_of(label, x))
             if smooth > 1:
                 axes.plot(places, values, color=colour, alpha=0.3, linewidth=1)
             means = _running_mean(values, smooth)
@@ -475,19 +480,23 @@ def curves(
         if log_x:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
-        if x is not None and len(x) <= 10:
+        if x is not None and not isinstance(x, Mapping) and len(x) <= 10:
             axes.set_xticks(_array(x), [f"{place:g}" for place in x])
             axes.minorticks_off()
         if x is None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend()
-        show(figure, sentence)
+        if path is None:
+            show(figure, sentence)
+        else:
+            Path(path).write_bytes(_png(figure))
+            plt.close(figure)
 
 
 def curves_sentence(
     series: Mapping[str, Sequence[float]],
     *,
-    x: Sequence[float] | None = None,
+    x: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
     x_label: str = "step",
     y_label: str = "loss",
     title: str = "",
@@ -499,14 +508,15 @@ def curves_sentence(
     facts = []
     for label, values in series.items():
         values = _finite_vector(values, f"curve {label!r}")
-        if x is not None and len(x) != len(values):
-            raise ValueError(f"curve {label!r} has {len(values)} values for {len(x)} places in x")
+        places = _places_of(label, x)
+        if places is not None and len(places) != len(values):
+            raise ValueError(f"curve {label!r} has {len(values)} values for {len(places)} places in x")
         if not 1 <= smooth < len(values):
             raise ValueError(f"smooth must be 1 to {len(values) - 1}: {label!r} has {len(values)} values; got {smooth}")
         means = _running_mean(values, smooth)
-        facts.append(f"{y_label} {_change(means, digits)} {_span(x, x_label, len(values))}")
-        if x is not None:
-            facts[-1] += _extreme_inside(means, _array(x)[smooth - 1 :], digits)
+        facts.append(f"{y_label} {_change(means, digits)} {_span(places, x_label, len(values))}")
+        if places is not None:
+            facts[-1] += _extreme_inside(means, _array(places)[smooth - 1 :], digits)
         facts[-1] += f" ({label})"
     lead = title or f"{_upper_first(y_label)} by {x_label}"
     return f"{lead}: {'; '.join(facts)}."
@@ -556,6 +566,13 @@ def bars_sentence(
     best, worst = labels[rounded.argmax()], labels[rounded.argmin()]
     verdict = "all are equal" if rounded.max() == rounded.min() else f"{best} is best, {worst} is worst"
     return f"{title or _upper_first(score_label)}: {facts}; {verdict}."
+
+
+def _places_of(label: str, x) -> Sequence[float] | None:
+    """The places of one line: `x` holds those of all, or of each under its label."""
+    if isinstance(x, Mapping) and label not in x:
+        raise ValueError(f"curve {label!r} has no places in x, which has {', '.join(x)}")
+    return x[label] if isinstance(x, Mapping) else x
 
 
 def _running_mean(values: np.ndarray, length: int) -> np.ndarray:
@@ -703,6 +720,8 @@ def shape_table(rows: Sequence[tuple[str, object, str]]) -> None:
     """
     if not rows:
         raise ValueError("shape_table needs one row or more; got none")
+    from IPython.display import display
+
     table = [("concept", "shape", "role")]
     table += [(concept, str(list(tensor.shape)), role) for concept, tensor, role in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -70,7 +70,7 @@ def shown(monkeypatch) -> list[tuple[dict, dict]]:
         assert raw
         outputs.append((data, metadata or {}))
 
-    monkeypatch.setattr(figures, "display", display)
+    monkeypatch.setattr("IPython.display.display", display)
     return outputs
 
 
@@ -323,6 +323,21 @@ def test_curves_sentence_names_the_peak_of_an_ablation():
     assert "with a low of 0.10 at 2" in figures.curves_sentence({"loss": [0.5, 0.1, 0.4]}, x=[1, 2, 3])
 
 
+def test_curves_of_different_lengths_each_over_its_own_places():
+    series, x = {"training": [3, 2, 1, 1], "validation": [2.5, 1.5]}, {"training": [1, 2, 3, 4], "validation": [2, 4]}
+    assert figures.curves_sentence(series, x=x) == (
+        "Loss by step: loss falls from 3.00 to 1.00 between step 1 and 4 (training); "
+        "loss falls from 2.50 to 1.50 between step 2 and 4 (validation)."
+    )
+
+
+def test_curves_to_a_file_are_not_shown(shown, tmp_path):
+    figures.curves({"a": [3, 2], "b": [1, 2, 3]}, x={"a": [1, 3], "b": [1, 2, 3]}, path=tmp_path / "loss.png")
+    assert not shown
+    assert not plt.get_fignums()
+    assert Image.open(tmp_path / "loss.png").size[0] > 400
+
+
 def test_bars_sentence():
     scores = {"frozen": 0.02, "prefix": 0.954, "full": 0.951}
     assert figures.bars_sentence(scores, score_label="accuracy") == (
@@ -393,6 +408,8 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.curves({"a": [[1.0], [2.0]]}), r"'a' needs.*one dimension; got shape \[2, 1\]"),
         (lambda: figures.curves({"a": [1.0, np.nan]}), "'a' needs finite"),
         (lambda: figures.curves({"a": [1, 2, 3]}, x=[1, 2]), "3 values for 2 places"),
+        (lambda: figures.curves({"a": [1, 2]}, x={"b": [1, 2]}), "curve 'a' has no places in x, which has b"),
+        (lambda: figures.curves({"a": [1, 2, 3]}, x={"a": [1, 2]}), "3 values for 2 places"),
         (lambda: figures.curves({"a": [1, 2, 3]}, smooth=3), "smooth must be 1 to 2"),
         (lambda: figures.bars({"a": 1.0}), "two scores or more; got 1"),
         (lambda: figures.bars({"a": 1.0, "b": np.inf}), "finite"),
