@@ -186,7 +186,7 @@ def test_a_file_with_other_columns_is_refused(tmp_path):
         ([], "give either"),
         (["--plan", "dates", "--pretraining", "dates"], "give either"),
         (["--plan", "roof"], "invalid choice"),
-        (["--plan", "dates", "--save-prefix"], "goes with --plan wordnet"),
+        (["--pretraining", "dates", "--save-prefix"], "goes with --plan"),
     ],
 )
 def test_the_command_line_says_what_it_needs(arguments, message, capsys):
@@ -210,6 +210,19 @@ def test_the_smallest_plan_runs_from_the_command_line(small_task, folder, monkey
 
 
 STORED = sorted(BUNDLED.glob("*/scores.csv"))
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.name)
+def test_the_stored_prefixes_fit_their_base_and_write_what_their_scores_say(path):
+    entries = [entry for entry in script.SHIPPED[path.parent.name] if (path.parent / "prefixes").exists()]
+    for entry in entries:
+        prefix = T5Prefix.from_pretrained(path.parent / "prefixes" / entry.run.task)
+        model, tokenizer = load_base(path.parent.name)
+        sources, targets = zip(*load_task(entry.run.task).test[:64], strict=True)
+        stored = next(row for row in read_scores(path) if run_of(row) == best_run(read_scores(path), entry))
+        with prefix.attached(model):
+            texts = script.generate_texts(model, tokenizer, sources, max_new_tokens=96)
+        assert abs(script.exact_match(texts, targets) - stored["test_exact"]) < 0.15
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.name)

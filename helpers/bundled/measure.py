@@ -6,7 +6,7 @@ skipped, so that an interrupted plan goes on where it stopped. Learning rates ar
 seed 0; the other seeds then run at the chosen rate.
 
     --plan dates --list       what the plan holds, without running it
-    --plan wordnet --save-prefix       after the plan: train the three shipped prefixes again, compare, store them
+    --plan wordnet --save-prefix       after the plan: train the shipped prefixes again, compare, store them
     --pretraining dates       what the base makes of its own pretraining jobs
     --base-folder FOLDER      measure the base in FOLDER instead of the bundled one; results go there too
 
@@ -356,20 +356,25 @@ def untrained_entries(task: str) -> list[Entry]:
     return [Entry(Run(task, method), (None,), seeds=(None,)) for method in ("frozen", "majority")]
 
 
-SHIPPED = [prefix_entry(task, "wordnet", 400) for task in ("category", "card", "bio")]
+# Their seed-0 prefixes lie beside the base.
+SHIPPED = {
+    "dates": [prefix_entry("german", "dates", 300)],
+    "wordnet": [prefix_entry(task, "wordnet", 400) for task in ("category", "card", "bio")],
+}
 
 
 def wordnet_plan() -> list[Entry]:
     """400 steps: the shipped prefixes and full fine-tuning first, then peft's methods, then other lengths."""
-    tasks = [entry.run.task for entry in SHIPPED]
+    category, card, bio = SHIPPED["wordnet"]
+    tasks = [entry.run.task for entry in (category, card, bio)]
     peers = [entry for task in tasks for entry in peft_entries(task, "wordnet", 400)]
     lengths = [
         Entry(prefix_run(entry.run.task, length, 400), seeds=(0,), like=entry)
-        for entry in (SHIPPED[1], SHIPPED[0])
+        for entry in (card, category)
         for length in (1, 5, 20)
     ]
     return [
-        *SHIPPED,
+        *(category, card, bio),
         *(full_entry(task, 400) for task in tasks),
         *(entry for task in tasks for entry in untrained_entries(task)),
         *(replace(entry, seeds=(0,)) for entry in peers),
@@ -392,9 +397,10 @@ def dates_plan() -> list[Entry]:
         *(Entry(prefix_run("german", 5, 30, init=init), like=rate) for init in ("normal", "activations")),
         Entry(prefix_run("german", 5, 30, init="mlp", mid_dim=256), (3e-3, 1e-2, 3e-2)),
     ]
-    for pairs in (16, 64, 256, 1024):
-        plan.append(prefix_entry("german", "dates", 100, train_pairs=pairs))
-        plan.append(full_entry("german", 100, train_pairs=pairs))
+    few = [prefix_entry("german", "dates", 100, train_pairs=64), full_entry("german", 100, train_pairs=64)]
+    plan += few
+    for pairs in (16, 256, 1024):  # at the rates chosen with 64
+        plan += [Entry(replace(entry.run, train_pairs=pairs), like=entry) for entry in few]
 
     def methods(task: str) -> list[Entry]:
         return [prefix_entry(task, "dates", 300), full_entry(task, 300), *peft_entries(task, "dates", 300)]
@@ -422,7 +428,7 @@ def run_plan(base: str, folder: Path | None, plan: Sequence[Entry] | None = None
         print(", ".join(f"{name} {cell}" for name, cell in row.items() if cell is not None), flush=True)
 
 
-def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry] = SHIPPED) -> None:
+def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry]) -> None:
     """Train the seed-0 prefix of each entry again at its chosen rate and store it under `prefixes/<task>`.
 
     Raises ValueError if it does not score what its row says.
@@ -499,8 +505,8 @@ def main(command_line: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(command_line)
     if (arguments.plan is None) == (arguments.pretraining is None):
         parser.error("give either --plan or --pretraining")
-    if arguments.save_prefix and arguments.plan != "wordnet":
-        parser.error("--save-prefix goes with --plan wordnet")
+    if arguments.save_prefix and arguments.plan is None:
+        parser.error("--save-prefix goes with --plan")
     torch.set_num_threads(1)
     if arguments.pretraining:
         print_pretraining(arguments.pretraining, arguments.base_folder)
@@ -511,7 +517,7 @@ def main(command_line: Sequence[str] | None = None) -> None:
     else:
         run_plan(arguments.plan, arguments.base_folder)
         if arguments.save_prefix:
-            save_prefixes(arguments.plan, arguments.base_folder)
+            save_prefixes(arguments.plan, arguments.base_folder, SHIPPED[arguments.plan])
 
 
 if __name__ == "__main__":
