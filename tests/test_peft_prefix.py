@@ -9,6 +9,7 @@ import sys
 import oracle
 import pytest
 import torch
+from accelerate import cpu_offload
 from peft import (
     AutoPeftModelForSeq2SeqLM,
     LoraConfig,
@@ -190,6 +191,8 @@ def test_what_peft_reads_computes_what_it_computes_here(family, shape, mid_dim, 
         here = model(**inputs).logits
     in_peft = PeftModel.from_pretrained(model, tmp_path).eval()(**inputs).logits
     assert difference(here, in_peft) < 1e-4  # peft holds prefixes in float32
+    spare = load_file(tmp_path / WEIGHTS_NAME)["prompt_embeddings"].view(7, -1, 30).abs().amax(dim=(0, 2)) == 0
+    assert spare.sum() == 1 - len(model.decoder.block) % 2
     again = from_peft(tmp_path, model)
     assert torch.equal(again.key_values("decoder"), prefix.key_values("decoder"))
     with again.float().attached(model):
@@ -352,6 +355,31 @@ def test_rows_of_a_batch_may_mix_prefixes_with_position_bias_and_without(family,
         assert difference(together[row : row + 1], alone) < 1e-11
 
 
+@torch.no_grad()
+def test_rows_with_position_bias_keep_to_their_beams():
+    model, inputs = make_model(**EVEN), inputs_of_many_sizes()
+    source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    options = {"num_beams": 3, "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    rows = [make_peft_prefix(model, 4, std=3.0), make_peft_prefix(model, 6, seed=2, std=3.0)]
+    with PrefixPerRow(rows).attached(model):
+        together = model.generate(**source, **options)
+    for row, prefix in enumerate(rows):
+        with prefix.attached(model):
+            alone = model.generate(**{name: tensor[row : row + 1] for name, tensor in source.items()}, **options)
+        assert torch.equal(together[row : row + 1], alone)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_a_model_whose_weights_are_offloaded(checkpoint):
+    model, inputs = make_model(**EVEN), inputs_of_many_sizes()
+    with from_peft(checkpoint, model).attached(model):
+        want = model(**inputs).logits
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.is_meta
+    with from_peft(checkpoint, model).attached(model):
+        assert torch.equal(model(**inputs).logits, want)
+
+
 def test_new_ones_train_fold_save_and_load_as_any_t5prefix(tmp_path):
     model, inputs = make_model(dtype=torch.float32, **EVEN), inputs_of_many_sizes()
     prefix = PeftT5Prefix.for_model(model, prefix_length=7, sites=("decoder",), mid_dim=11)
@@ -458,6 +486,9 @@ def test_a_pickle_is_refused_and_never_opened(checkpoint):
     (checkpoint / PICKLE_NAME).rename(checkpoint / WEIGHTS_NAME)
     with pytest.raises(ValueError, match=r"adapter_model.safetensors cannot be read: "):
         from_peft(checkpoint, make_model(**EVEN))
+    (checkpoint / WEIGHTS_NAME).rename(checkpoint / PICKLE_NAME)
+    to_peft(make_peft_prefix(make_model(**EVEN)), checkpoint)
+    from_peft(checkpoint, make_model(**EVEN))  # reads what is beside it
     assert not (checkpoint / "sprung").exists()
 
 
