@@ -95,18 +95,34 @@ def join_prefix(
         prefix = prefix.to(content).expand(len(content), -1, -1, -1)
         return torch.cat([prefix, content], dim=2)
 
-    def with_prefix_columns(tensor, fill):
-        if tensor is None:
-            return None
-        return F.pad(tensor.expand(*tensor.shape[:-1], key_length), (prefix_length, 0), value=fill)
+    return (
+        in_front(prefix_key, key),
+        in_front(prefix_value, value),
+        with_prefix_columns(mask, prefix_length, key_length, prefix_mask),
+        with_prefix_columns(bias, prefix_length, key_length),
+    )
 
+
+def with_prefix_columns(
+    mask: Shaped[Tensor, "..."] | None,
+    prefix_length: int,
+    key_length: int,
+    prefix_mask: Bool[Tensor, "prefix_batch prefix"] | None = None,
+) -> Shaped[Tensor, "..."] | None:
+    """A mask or bias `[..., key]` with the prefix's columns in front: True if it is bool, 0.0 if it is added.
+
+    Where `prefix_mask` `[batch or 1, prefix]` is False, they are False, or -inf. Without it, None stays None.
+    """
     if prefix_mask is not None and mask is None:
-        mask = torch.ones(1, 1, 1, key_length, dtype=torch.bool, device=key.device)
-    mask = with_prefix_columns(mask, True if mask is not None and mask.dtype == torch.bool else 0.0)
-    if prefix_mask is not None:
-        allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
-        mask = mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask, -torch.inf)
-    return in_front(prefix_key, key), in_front(prefix_value, value), mask, with_prefix_columns(bias, 0.0)
+        mask = torch.ones(1, 1, 1, key_length, dtype=torch.bool, device=prefix_mask.device)
+    if mask is None:
+        return None
+    is_bool = mask.dtype == torch.bool
+    mask = F.pad(mask.expand(*mask.shape[:-1], key_length), (prefix_length, 0), value=True if is_bool else 0.0)
+    if prefix_mask is None:
+        return mask
+    allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
+    return mask & allowed if is_bool else torch.where(allowed, mask, -torch.inf)
 
 
 class PrefixEncoder(nn.Module):

@@ -6,6 +6,7 @@ on each stack hands the prefix over as a keyword argument, which T5 passes down 
 """
 
 import weakref
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
 from transformers.models.umt5.modeling_umt5 import UMT5Stack
 
 from helpers.masks import causal_mask
-from helpers.prefix import PrefixEncoder, join_prefix
+from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
 
 SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
 _ROUTED = "prefixed_"
@@ -41,6 +42,16 @@ def stacks_by_site(model: nn.Module) -> dict[str, PreTrainedModel]:
                 raise ValueError(f"the {type(model).__name__} holds more than one T5: give one of them")
             by_site[site] = stack
     return by_site
+
+
+@dataclass
+class SitePrefix:
+    """What a stack's layers are handed for one site, and what they need not compute twice."""
+
+    layers: tuple[Tensor, ...]  # [2, rows, heads, prefix, d_kv] of each layer
+    visible: Tensor | None  # bool [rows, prefix], or None for all
+    added: tuple | None = None  # mask, bias, and their sum with the prefix's columns: the same for every layer
+    joined: dict | None = None  # layer -> key, value, and both with the prefix, of cross-attention while decoding
 
 
 class HandOver:
@@ -73,7 +84,7 @@ class HandOver:
             kwargs["prefix_bias"] = self.prefix.position_bias(stack, queries, past)
         return args, kwargs
 
-    def for_stack(self, stack: PreTrainedModel, cache) -> dict:
+    def for_stack(self, stack: PreTrainedModel, cache) -> dict[str, SitePrefix]:
         """The result of `evaluate`, of the cache's first step for as long as it grows: once a `generate`."""
         if cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.evaluate(stack)
@@ -83,11 +94,14 @@ class HandOver:
             if known_cache() is cache and known_versions == versions:
                 return prefixes
         prefixes = self.evaluate(stack)
-        self.remembered = (weakref.ref(cache), versions, prefixes)
+        if "cross" in prefixes:
+            prefixes["cross"].joined = {}
+        # With the cache go the keys that were joined for it.
+        self.remembered = (weakref.ref(cache, lambda _: prefixes.clear()), versions, prefixes)
         return prefixes
 
-    def evaluate(self, stack: PreTrainedModel) -> dict[str, tuple[tuple[Tensor, ...], Tensor | None]]:
-        """`{site: (([2, rows, heads, prefix, d_kv] of layer 0, of layer 1, ...), visible [rows, prefix] or None)}`."""
+    def evaluate(self, stack: PreTrainedModel) -> dict[str, SitePrefix]:
+        """The prefixes of the stack's sites, from `key_values`."""
         prefixes = {}
         for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
             if site in self.prefix.sites:
@@ -97,7 +111,7 @@ class HandOver:
                         f"key_values({site!r}) must be [layers, 2, rows, heads, prefix, d_kv] with {len(stack.block)} "
                         f"layers, got {list(key_values.shape)}"
                     )
-                prefixes[site] = key_values.unbind(0), self.prefix.visible(site)
+                prefixes[site] = SitePrefix(key_values.unbind(0), self.prefix.visible(site))
         return prefixes
 
 
@@ -158,33 +172,51 @@ def _check_checkpointing(prefix: nn.Module, stack: PreTrainedModel) -> None:
 def _attend(
     stock, module, query, key, value, attention_mask, *, prefixes=None, prefix_bias=None, position_bias=None, **kwargs
 ):
-    """The stock attention function, on keys, values, mask and bias that are longer by the prefix."""
+    """The stock attention function, on keys, values and one additive mask that are longer by the prefix."""
     site = "encoder" if not module.is_decoder else "decoder" if module.is_causal else "cross"
     if prefixes is None or site not in prefixes:
         return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
-    layers, visible = prefixes[site]
-    prefix_key, prefix_value = (_row_for_each_example(rows, len(key)) for rows in layers[module.layer_idx])
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
-    elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
-        earlier = causal_mask(query.shape[2], key.shape[2], device=key.device)
-        attention_mask = key.new_zeros(1, 1, *earlier.shape).masked_fill(~earlier, -torch.inf)
-    if visible is not None:
-        visible = _row_for_each_example(visible, len(key))
-        if attention_mask is None:
-            attention_mask = key.new_zeros(1, 1, 1, key.shape[2])
-        elif attention_mask.dtype == torch.bool:
-            # A fully padded example attends evenly to its padding. It must not do so to slots that it does not have:
-            # they get -inf, and only a float mask can tell the two apart.
-            padding = torch.finfo(key.dtype).min
-            attention_mask = torch.zeros_like(attention_mask, dtype=key.dtype).masked_fill(~attention_mask, padding)
-    key, value, attention_mask, position_bias = join_prefix(
-        prefix_key, prefix_value, key, value, attention_mask, position_bias, prefix_mask=visible
-    )
+    prefix = prefixes[site]
+    if site == "cross":
+        position_bias = None  # it has none: transformers hands down zeros for every head, query and key
+    added = _added_to_scores(prefix, module, query, key, attention_mask, position_bias)
     if site == "decoder" and prefix_bias is not None:
         bias = _row_for_each_example(prefix_bias[module.layer_idx], len(key))
-        position_bias = position_bias + F.pad(bias, (0, key.shape[2] - bias.shape[-1]))
-    return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
+        added = added + F.pad(bias, (0, added.shape[-1] - bias.shape[-1]))
+    key, value = _joined_keys_and_values(prefix, module.layer_idx, key, value)
+    return stock(module, query, key, value, added, position_bias=None, **kwargs)
+
+
+def _added_to_scores(prefix: SitePrefix, module, query, key, mask, bias) -> Tensor | None:
+    """Mask and position bias in one tensor `[..., query, prefix + key]`, made once for all layers of a stack."""
+    if prefix.added is not None and prefix.added[0] is mask and prefix.added[1] is bias:
+        return prefix.added[2]
+    given = mask, bias
+    if mask is not None:
+        mask = mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
+    elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
+        mask = causal_mask(query.shape[2], key.shape[2], device=key.device)[None, None]
+    if mask is not None and mask.dtype == torch.bool:
+        # The stock functions' own number, not -inf: a fully padded example attends evenly to its padding.
+        mask = key.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(key.dtype).min)
+    added = mask if bias is None else bias if mask is None else bias + mask
+    visible = None if prefix.visible is None else _row_for_each_example(prefix.visible, len(key))
+    added = with_prefix_columns(added, prefix.layers[0].shape[-2], key.shape[2], visible)
+    if added is not None and added.dtype == torch.bool:  # only slots are hidden; eager adds its mask
+        added = key.new_zeros(added.shape).masked_fill(~added, -torch.inf)
+    prefix.added = (*given, added)
+    return added
+
+
+def _joined_keys_and_values(prefix: SitePrefix, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with the prefix in front. Those of the source are joined once for a whole generation."""
+    if prefix.joined is not None and layer in prefix.joined and prefix.joined[layer][0] is key:
+        return prefix.joined[layer][1]
+    prefix_key, prefix_value = (_row_for_each_example(rows, len(key)) for rows in prefix.layers[layer])
+    joined = join_prefix(prefix_key, prefix_value, key, value)[:2]
+    if prefix.joined is not None:
+        prefix.joined[layer] = key, joined
+    return joined
 
 
 def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:

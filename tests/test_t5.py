@@ -1,6 +1,7 @@
 """T5Prefix against an independent oracle, in every mode, and against the faults of earlier implementations."""
 
 import copy
+import gc
 import inspect
 import itertools
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +39,9 @@ from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
-from helpers.prefix import PrefixEncoder
+from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
 from helpers.t5 import CONFIG_NAME, SITES, T5Prefix, detach_prefix
+from helpers.t5_attention import SitePrefix
 
 # Every size differs from every other: heads * d_kv is 15 and not d_model, the two depths differ.
 SIZES = {
@@ -648,12 +651,47 @@ def test_a_cache_that_was_reset_sees_a_changed_prefix():
     assert difference(*logits) > 1e-2
 
 
+def test_cross_keys_are_joined_once_for_a_generation_and_freed_with_its_cache(monkeypatch):
+    """At the encoder and the decoder's own tokens at every step; in front of the source once, whatever the length."""
+    joined = []
+
+    def counting(prefix_key, prefix_value, key, value):
+        joined.append(weakref.ref(key))
+        return join_prefix(prefix_key, prefix_value, key, value)
+
+    monkeypatch.setattr("helpers.t5_attention.join_prefix", counting)
+    model, inputs = make_model(), make_inputs()
+    prefix = make_prefix(model)
+    with prefix.attached(model):
+        output = model.generate(**source(inputs), **GREEDY, return_dict_in_generate=True, use_cache=True)
+        assert len(joined) == SIZES["num_layers"] + SIZES["num_decoder_layers"] * (STEPS + 1)
+        gc.collect()
+        assert any(key() is not None for key in joined), "the cache holds them"
+        del output
+        gc.collect()
+        assert all(key() is None for key in joined), "the prefix holds keys of a generation that is over"
+
+
+def test_mask_and_bias_are_added_once_for_a_stack(monkeypatch):
+    made = []
+
+    def counting(*arguments):
+        made.append(arguments)
+        return with_prefix_columns(*arguments)
+
+    monkeypatch.setattr("helpers.t5_attention.with_prefix_columns", counting)
+    model, inputs = make_model(), make_inputs()
+    with make_prefix(model).attached(model):
+        model(**inputs)
+    assert len(made) == 3, "one for each site, not for each layer"
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_missing_mask_is_causal_in_the_decoder_and_a_long_one_is_cut(implementation):
     model = make_model(implementation=implementation)
     prefix = make_prefix(model)
     decoder = model.decoder.block[0].layer[0].SelfAttention
-    prefixes = {"decoder": (prefix.key_values("decoder").unbind(0), None)}
+    prefixes = {"decoder": SitePrefix(prefix.key_values("decoder").unbind(0), None)}
     x = torch.randn(3, 5, SIZES["d_model"], dtype=model.dtype)
     with prefix.attached(model):
         got = decoder(x, prefixes=prefixes)[0]
