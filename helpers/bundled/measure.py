@@ -402,14 +402,12 @@ def dates_plan() -> list[Entry]:
     for pairs in (16, 256, 1024):  # at the rates chosen with 64
         plan += [Entry(replace(entry.run, train_pairs=pairs), like=entry) for entry in few]
 
-    def methods(task: str) -> list[Entry]:
-        return [prefix_entry(task, "dates", 300), full_entry(task, 300), *peft_entries(task, "dates", 300)]
-
-    for task in ("german", "russian"):
-        plan += [*untrained_entries(task), *methods(task)]
-    for task in ("italian", "ordinal", "vietnamese"):  # like German: at the rates chosen there
-        plan += [*untrained_entries(task)]
-        plan += [Entry(entry.run, like=german) for entry, german in zip(methods(task), methods("german"), strict=True)]
+    prefix, full = prefix_entry("german", "dates", 300), full_entry("german", 300)
+    plan += [*untrained_entries("german"), prefix, full, *peft_entries("german", "dates", 300)]
+    plan += [*untrained_entries("russian"), prefix_entry("russian", "dates", 300), full_entry("russian", 300)]
+    for task in ("italian", "ordinal"):  # like German: at the rates chosen there
+        plan += untrained_entries(task)
+        plan += [Entry(replace(entry.run, task=task), like=entry) for entry in (prefix, full)]
     return plan
 
 
