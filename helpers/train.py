@@ -1,0 +1,458 @@
+"""Prefix tuning from the command line: `python -m helpers.train --help`.
+
+One process, or several under `torchrun` or `accelerate launch`. The training loop is transformers' Seq2SeqTrainer, so
+its options are options here too. Its validation loss is a mean over batches, which depends a little on their size and
+on the number of processes; the exact match does not.
+"""
+
+import csv
+import hashlib
+import inspect
+import json
+import math
+import os
+import random
+import re
+import sys
+import textwrap
+import zipfile
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import (
+    DataCollatorForSeq2Seq,
+    HfArgumentParser,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.hf_argparser import HfArg
+from transformers.trainer_callback import ProgressCallback
+
+from helpers.base import BUNDLED_NAMES, load_base
+from helpers.figures import curves, curves_sentence
+from helpers.t5 import T5Prefix, T5WithPrefix, _replace
+from helpers.t5_attention import SITES
+from helpers.tasks import Pair
+from helpers.training import exact_match, majority_baseline
+
+USAGE = "python -m helpers.train --base NAME --train_file PAIRS.jsonl --output_dir FOLDER [options]"
+DESCRIPTION = """\
+Learn a prefix for a frozen T5 from a file with one {"source": "...", "target": "..."} a line.
+
+FOLDER then holds prefix/ (for T5Prefix.from_pretrained), scores.json, predictions.jsonl, loss.csv, loss.png and the
+last checkpoints. The same command continues a run that was stopped. On several devices, write
+torchrun --nproc_per_node 2 -m helpers.train, or accelerate launch -m helpers.train, in place of python."""
+COLUMNS = {  # of loss.csv, and what the Trainer calls them
+    "step": "step",
+    "loss": "loss",
+    "validation_loss": "eval_loss",
+    "validation_exact_match": "eval_exact_match",
+    "learning_rate": "learning_rate",
+}
+
+
+@dataclass
+class PrefixArguments:
+    """What is trained, and on what."""
+
+    base: str = HfArg(help=f"the frozen T5: {' or '.join(BUNDLED_NAMES)} (bundled), a folder, or a name on the hub")
+    train_file: str = HfArg(help="JSONL file of the pairs to learn")
+    validation_file: str | None = HfArg(help="JSONL file of the pairs to evaluate on", default=None)
+    validation_share: float = HfArg(
+        help="without a validation_file: share of the pairs to hold out for evaluation, drawn by the seed; 0 for none",
+        default=0.1,
+    )
+    prefix_length: int = HfArg(help="slots at each site", default=20)
+    sites: list[str] = field(default_factory=lambda: list(SITES), metadata={"help": "attention sites with a prefix"})
+    mid_dim: int | None = HfArg(
+        help="width of the reparameterising MLP; it wants a learning_rate of about 0.003", default=None
+    )
+    prefix_dropout: float = HfArg(help="probability of dropping a number of the prefix in training", default=0.0)
+    max_source_length: int = HfArg(help="tokens of a source, the end token included; the rest is cut off", default=512)
+    max_target_length: int = HfArg(help="tokens of a target, the end token included; the rest is cut off", default=128)
+
+
+@dataclass
+class TrainingArguments(Seq2SeqTrainingArguments):
+    """transformers' arguments, with defaults for a prefix. Those with a text here are in --help."""
+
+    output_dir: str = HfArg(help="folder for everything that is written")
+    num_train_epochs: float = HfArg(help="how often each pair is seen", default=3.0)
+    max_steps: int = HfArg(help="steps in all, in place of num_train_epochs", default=-1)
+    per_device_train_batch_size: int = HfArg(help="pairs in a batch, on each device", default=32)
+    gradient_accumulation_steps: int = HfArg(help="batches in a step", default=1)
+    learning_rate: float = HfArg(help="of AdamW; after the warm-up it falls to 0 linearly", default=0.1)
+    warmup_steps: float = HfArg(help="steps of warm-up; below 1, share of all steps", default=0.05)
+    weight_decay: float = HfArg(help="of AdamW", default=0.0)
+    max_grad_norm: float = HfArg(help="norm that gradients are clipped to", default=1.0)
+    seed: int = HfArg(help="decides the first prefix, the order of the pairs and the share held out", default=0)
+    bf16: bool = HfArg(help="compute in bfloat16 where that is safe; the prefix stays in float32", default=False)
+    per_device_eval_batch_size: int = HfArg(help="pairs in a batch of the evaluation, on each device", default=128)
+    generation_num_beams: int | None = HfArg(help="beams in the evaluation; greedy without", default=None)
+    logging_steps: float = HfArg(help="steps between two rows of loss.csv; below 1, share of all steps", default=0.01)
+    eval_steps: float | None = HfArg(help="steps between two evaluations; below 1, share of all steps", default=0.1)
+    save_steps: float = HfArg(help="steps between two checkpoints; below 1, share of all steps", default=0.1)
+    save_total_limit: int | None = HfArg(help="checkpoints to keep", default=2)
+    load_best_model_at_end: bool = HfArg(
+        help="end with the prefix of the lowest validation loss (or best metric_for_best_model, exact_match)",
+        default=False,
+    )
+    resume_from_checkpoint: str | None = HfArg(
+        help="checkpoint to continue from, even with other settings than it was made with", default=None
+    )
+    eval_strategy: str = field(default="steps")
+    predict_with_generate: bool = field(default=True)
+    report_to: str = field(default="none")
+    logging_nan_inf_filter: bool = field(default=False)  # such a loss ends the run
+    ddp_find_unused_parameters: bool = field(default=False)  # there are none
+    dataloader_pin_memory: bool = field(default=torch.cuda.is_available())
+    # Without it, processes without an accelerator would each train alone, and write to the same files.
+    use_cpu: bool = field(default=not torch.accelerator.is_available())
+
+
+class _Parser(HfArgumentParser):
+    """transformers' parser; its own --help would be 600 lines long."""
+
+    def format_help(self) -> str:
+        own = inspect.get_annotations(TrainingArguments)
+        options = [*fields(PrefixArguments), *(option for option in fields(TrainingArguments) if option.name in own)]
+        lines = [f"usage: {USAGE}", "", DESCRIPTION, ""]
+        for option in (option for option in options if option.metadata):
+            default = option.default if option.default_factory is MISSING else " ".join(option.default_factory())
+            remark = " (required)" if default is MISSING else "" if default is None else f" (default: {default})"
+            text = option.metadata["help"] + remark
+            lines += [f"  --{option.name}", textwrap.fill(text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+        return "\n".join([*lines, "", "All other options of transformers' Seq2SeqTrainingArguments work as well.", ""])
+
+
+# Data
+
+
+def read_pairs(path: str | Path) -> list[Pair]:
+    """The (source, target) pairs of a JSONL file, one object with these two strings a line; empty lines are skipped.
+
+    Raises FileNotFoundError for a missing file; ValueError, with file and line, for a line that is something else, or
+    if there is no pair.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    pairs = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+
+        def refuse(reason: str, number=number):
+            raise ValueError(f"{path}:{number}: {reason}")
+
+        try:
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            refuse(f"not UTF-8 ({error.reason} at byte {error.start + 1})")
+        if not text.strip():
+            continue
+        try:
+            entry = json.loads(text)
+        except json.JSONDecodeError as error:
+            refuse(f"not JSON ({error.msg} at column {error.colno})")
+        if not isinstance(entry, dict):
+            refuse(f'needs an object {{"source": ..., "target": ...}}, got a {type(entry).__name__}')
+        for key in ("source", "target"):
+            if key not in entry:
+                refuse(f"has no {key!r}, only {', '.join(map(repr, entry)) or 'nothing'}")
+            if not isinstance(entry[key], str):
+                refuse(f"{key!r} needs a string, got {json.dumps(entry[key])[:40]}")
+            if re.search("[\ud800-\udfff]", entry[key]):
+                refuse(f"{key!r} holds half of a surrogate pair, which is no character")
+        pairs.append((entry["source"], entry["target"]))
+    if not pairs:
+        raise ValueError(f"{path}: holds no pairs")
+    return pairs
+
+
+def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """`(kept, held out)`: a share of the pairs, rounded, chosen by the seed; both keep the order of the file.
+
+    Raises ValueError for a share outside 0 to 1, or if one of the two would be empty (a share of 0 holds out none).
+    """
+    count = round(share * len(pairs))
+    if not 0 <= share < 1 or count == len(pairs) or (share > 0 and count == 0):
+        raise ValueError(
+            f"validation_share {share} of {len(pairs)} pairs leaves nothing to learn or nothing to evaluate on: give "
+            "another share, 0 for no evaluation, or a validation_file"
+        )
+    chosen = set(random.Random(seed).sample(range(len(pairs)), count))
+    kept = [pair for index, pair in enumerate(pairs) if index not in chosen]
+    return kept, [pairs[index] for index in sorted(chosen)]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> tuple[list[list[int]], int]:
+    """The tokens of each text, at most `max_length` with the end token, and how many texts were cut for that."""
+    tokens = tokenizer(list(texts), verbose=False).input_ids if texts else []
+    long = [index for index, each in enumerate(tokens) if len(each) > max_length]
+    for index in long:
+        tokens[index] = tokenizer(texts[index], truncation=True, max_length=max_length).input_ids
+    return tokens, len(long)
+
+
+# The run
+
+
+class _ExactMatch:
+    """Exact match of generated texts with the targets as the file has them, not as the tokenizer can write them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]):
+        self.tokenizer, self.targets, self.texts = tokenizer, targets, []
+
+    def __call__(self, prediction) -> dict[str, float]:
+        tokens = np.where(prediction.predictions < 0, self.tokenizer.pad_token_id, prediction.predictions)
+        texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        self.texts = texts[: len(self.targets)]  # several processes fill up their last batch
+        return {"exact_match": exact_match(self.texts, self.targets)}
+
+
+class _Watch(TrainerCallback):
+    """Ends a run whose loss is not finite; at each checkpoint, renews loss.csv and loss.png."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_log |= control.should_save  # no row averages across a checkpoint, so that resuming changes none
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            write_history(Path(args.output_dir), state.log_history)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not math.isfinite((logs or {}).get("loss", 0.0)):
+            raise FloatingPointError(f"the loss is {logs['loss']} at step {state.global_step}: lower the learning_rate")
+
+
+class _Bar(ProgressCallback):
+    """transformers' progress bar, with the loss in the bar and one line for each evaluation."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.training_bar is None:
+            return
+        if "loss" in logs:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}")
+        if "eval_loss" in logs:
+            self.training_bar.write(
+                f"step {state.global_step}: validation loss {logs['eval_loss']:.4f}, "
+                f"exact match {logs['eval_exact_match']:.1%}"
+            )
+
+
+def _settings(
+    ours: PrefixArguments, args: TrainingArguments, train: list[Pair], validation: list[Pair], prefix: T5Prefix
+) -> dict:
+    """What decides the numbers of a run: with the same, a run may be continued."""
+    ignored = {"train_file", "validation_file", "validation_share"}  # their content counts, below
+    settings = {name: value for name, value in asdict(ours).items() if name not in ignored}
+    for name in """
+        num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps learning_rate warmup_steps
+        lr_scheduler_type lr_scheduler_kwargs optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
+        max_grad_norm label_smoothing_factor seed data_seed bf16 world_size dataloader_drop_last
+        train_sampling_strategy neftune_noise_alpha
+    """.split():
+        settings[name] = getattr(args, name, None)
+    for name, content in {"training_pairs": train, "validation_pairs": validation, "base_weights": prefix.base}.items():
+        settings[name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return json.loads(json.dumps(settings))  # as it will be read
+
+
+def _is_complete(checkpoint: Path, processes: int) -> bool:
+    """Whether the checkpoint was written to its end: each process its random numbers, the first then its state."""
+    names = ["rng_state.pth"] if processes == 1 else [f"rng_state_{index}.pth" for index in range(processes)]
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return all(zipfile.is_zipfile(checkpoint / name) for name in names)
+
+
+def _checkpoint_to_resume(args: TrainingArguments, settings: dict) -> Path | None:
+    """The one asked for, or else the last whole one in output_dir, if it was made with the same settings.
+
+    Raises ValueError if it was not, or if the one asked for is not whole.
+    """
+    folder = Path(args.output_dir)
+    if args.resume_from_checkpoint:
+        asked_for = Path(args.resume_from_checkpoint)
+        if not _is_complete(asked_for, args.world_size):
+            raise ValueError(f"{asked_for} is no whole checkpoint of {args.world_size} process(es)")
+        return asked_for
+    numbered = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()}
+    if not numbered:
+        return None
+    try:
+        made_with = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        raise ValueError(
+            f"{folder} holds checkpoints of something else, for it has no readable run.json: give another output_dir"
+        ) from None
+    other = [f"{name} {made_with.get(name)!r}" for name in settings if made_with.get(name) != settings[name]]
+    if other:
+        raise ValueError(
+            f"{folder} holds checkpoints of a run with {', '.join(other)[:300]}: give another output_dir, delete this "
+            "one to start again, or name a checkpoint as resume_from_checkpoint to continue it with other settings"
+        )
+    latest_first = (numbered[step] for step in sorted(numbered, reverse=True))
+    return next((checkpoint for checkpoint in latest_first if _is_complete(checkpoint, args.world_size)), None)
+
+
+def write_history(folder: Path, log_history: Sequence[dict]) -> str:
+    """Write loss.csv and loss.png from what a Trainer logged; returns the sentence that says what the picture shows."""
+    rows: dict[int, dict] = {}
+    for entry in log_history:
+        if "loss" in entry or "eval_loss" in entry:  # not the summary of the whole run
+            values = {column: entry[name] for column, name in COLUMNS.items() if name in entry}
+            rows[entry["step"]] = rows.get(entry["step"], {}) | values
+    with (folder / "loss.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows.values())
+    places, series = {}, {}
+    for label, column in (("training", "loss"), ("validation", "validation_loss")):
+        having = [row for row in rows.values() if column in row]
+        if len(having) > 1:
+            places[label], series[label] = ([row[name] for row in having] for name in ("step", column))
+    if not series:
+        return "Too few steps for a loss curve."
+    curves(series, x=places, from_zero=True, path=folder / "loss.png")
+    return curves_sentence(series, x=places)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line with `arguments`, or with those of the process. Bad input ends the process with status 2."""
+    parser = _Parser((PrefixArguments, TrainingArguments), prog="helpers.train", usage=USAGE)
+    try:
+        ours, args = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
+        _check_engine(args)
+        train, validation = _read_data(ours, args)
+        set_seed(args.seed)
+        with args.main_process_first():  # which downloads for the others
+            model, tokenizer = load_base(ours.base)
+        prefix = T5Prefix.for_model(
+            model,
+            prefix_length=ours.prefix_length,
+            sites=tuple(ours.sites),
+            mid_dim=ours.mid_dim,
+            dropout=ours.prefix_dropout,
+        )
+        settings = _settings(ours, args, train, validation, prefix)
+        checkpoint = _checkpoint_to_resume(args, settings)
+    except (OSError, TypeError, ValueError) as error:
+        parser.error(" ".join(str(error).split()))
+    first = args.process_index == 0
+    say = print if first else lambda *_: None
+    folder = Path(args.output_dir)
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode())  # the others may be reading it
+    frozen, trained = (sum(p.numel() for p in module.parameters()) for module in (model, prefix))
+    say(f"{ours.base}: {frozen:,} frozen numbers, {trained:,} trained ({trained / frozen:.2%})")
+    say(f"{len(train):,} pairs to learn, {len(validation):,} to evaluate on")
+
+    if args.generation_max_length is None:
+        args.generation_max_length = ours.max_target_length + 1  # and the start token
+    score = _ExactMatch(tokenizer, [target for _, target in validation])
+    prefixed = T5WithPrefix(model, prefix)
+    trainer = Seq2SeqTrainer(
+        model=prefixed,
+        args=args,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=prefixed),
+        train_dataset=_data_set(tokenizer, train, ours, say),
+        eval_dataset=_data_set(tokenizer, validation, ours, say) if validation else None,
+        processing_class=tokenizer,
+        compute_metrics=score,
+        callbacks=[_Watch()],
+    )
+    if not args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(_Bar())
+    if checkpoint:
+        say(f"continuing from {checkpoint}")
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except FloatingPointError as error:
+        sys.exit(f"helpers.train: {error}")
+    scores = {"training_pairs": len(train), "steps": trainer.state.global_step, "prefix_numbers": trained}
+    if args.load_best_model_at_end:
+        scores["step_of_prefix"] = trainer.state.best_global_step
+    log_history = list(trainer.state.log_history)
+    if validation:
+        metrics = trainer.evaluate()
+        scores["validation_pairs"] = len(validation)
+        scores["validation_loss"] = metrics["eval_loss"]
+        scores["exact_match"] = metrics["eval_exact_match"]
+        scores["exact_match_of_most_frequent_target"] = majority_baseline([t for _, t in train], score.targets)
+        say(f"exact match {scores['exact_match']:.1%} on {len(validation):,} pairs")
+    if first:
+        say(write_history(folder, log_history))
+        prefix.save_pretrained(folder / "prefix")
+        if ours.mid_dim:
+            prefix.fold().save_pretrained(folder / "prefix_folded")
+        with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
+            for (source, target), text in zip(validation, score.texts, strict=True):
+                entry = {"source": source, "target": target, "prediction": text}
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        (folder / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+        say(f"prefix, scores, predictions and loss curve are in {folder}")
+    trainer.accelerator.end_training()
+
+
+def _check_engine(args: TrainingArguments) -> None:
+    """Raise ValueError for what would train something else than was asked for, or nothing at all."""
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if args.world_size != started:
+        raise ValueError(
+            f"{started} processes were started, but each would train alone: use torchrun, without use_cpu=False"
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process sees {args.n_gpu} GPUs: start one for each with torchrun --nproc_per_node {args.n_gpu} -m "
+            "helpers.train, or show it one with CUDA_VISIBLE_DEVICES=0"
+        )
+    if args.fp16:
+        raise ValueError("T5 overflows in float16: use bf16")
+    if not args.predict_with_generate or args.prediction_loss_only:
+        raise ValueError(
+            "the scores come from generated texts: leave predict_with_generate and prediction_loss_only alone"
+        )
+
+
+def _read_data(ours: PrefixArguments, args: TrainingArguments) -> tuple[list[Pair], list[Pair]]:
+    """The pairs to learn and those to evaluate on; without any of the latter, evaluation is switched off."""
+    pairs = read_pairs(ours.train_file)
+    if ours.validation_file:
+        return pairs, read_pairs(ours.validation_file)
+    train, validation = hold_out(pairs, ours.validation_share, args.seed)
+    if not validation:
+        if args.load_best_model_at_end:
+            raise ValueError("load_best_model_at_end needs pairs to evaluate on")
+        args.eval_strategy = "no"
+    return train, validation
+
+
+def _data_set(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], ours: PrefixArguments, say) -> list[dict]:
+    """The tokens of each pair; says how many texts are cut, or cannot be written with the tokenizer."""
+    sources, targets = zip(*pairs, strict=True)
+    limits = {"sources": (sources, ours.max_source_length), "targets": (targets, ours.max_target_length)}
+    columns = []
+    for name, (texts, length) in limits.items():
+        tokens, cut = encode(tokenizer, texts, length)
+        columns.append(tokens)
+        if cut:
+            say(f"note: {cut:,} of {len(texts):,} {name} are longer than {length} tokens and are cut")
+    written = tokenizer.batch_decode(columns[1][:1000], skip_special_tokens=True)
+    lost = sum(text.strip() != target.strip() for text, target in zip(written, targets, strict=False))
+    if lost:
+        say(f"note: {lost:,} of {len(written):,} targets cannot be written exactly with this tokenizer and this length")
+    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
