@@ -152,7 +152,7 @@ def prepare(wordnet: Path) -> tuple[dict[str, list[Synset]], Corpus]:
     return splits, make_corpus(splits["train"], forbidden)
 
 
-def build(wordnet: Path, folder: Path, *, smoke: bool = False, steps: int = 4500) -> list[float]:
+def build(wordnet: Path, folder: Path, *, smoke: bool = False, steps: int = 11000) -> list[float]:
     """Write weights, tokenizer, tasks and licence to `folder`; returns the pretraining losses."""
     folder.mkdir(parents=True, exist_ok=True)
     splits, corpus = prepare(wordnet)
@@ -184,7 +184,7 @@ if __name__ == "__main__":
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="WordNet's dict folder")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--smoke", action="store_true", help="a toy from a made-up dictionary, five steps")
-    parser.add_argument("--steps", type=int, default=4500)
+    parser.add_argument("--steps", type=int, default=11000)
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread: the same sums in the same order
     torch.set_num_threads(1)
