@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-__all__ = ["bars", "blocks", "curves", "heat_map", "heat_maps", "matrix_product", "shape_table", "show"]
+__all__ = ["bars", "blocks", "curves", "dots", "heat_map", "heat_maps", "matrix_product", "shape_table", "show"]
 
 DPI = 110
 WIDTH = 6.4  # inches: what a notebook column shows without scaling
@@ -566,6 +566,58 @@ def bars_sentence(
     best, worst = labels[rounded.argmax()], labels[rounded.argmin()]
     verdict = "all are equal" if rounded.max() == rounded.min() else f"{best} is best, {worst} is worst"
     return f"{title or _upper_first(score_label)}: {facts}; {verdict}."
+
+
+def dots(
+    scores: Mapping[str, Sequence[float]], *, score_label: str = "score", title: str = "", digits: int = 2
+) -> None:
+    """Show one row for each label, with a dot for each of its runs (one a seed) and a line at their mean."""
+    sentence = dots_sentence(scores, score_label=score_label, title=title, digits=digits)
+    labels = list(scores)
+    with _styled():
+        left = 0.2 + _text_width(max(labels, key=len))
+        right = 0.3 + _text_width(f"{1:.{digits}f}")
+        figure = _canvas(WIDTH - right - left, 0.3 * len(labels), title, left=left, bottom=0.5, right=right)
+        axes = _axes(figure)
+        for row, values in enumerate(_array(values).astype(float) for values in scores.values()):
+            mean, beside = values.mean(), np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else [0]
+            axes.plot([mean, mean], [row - 0.35, row + 0.35], color="black", linewidth=1.5)
+            axes.plot(
+                values, row + np.asarray(beside), linestyle="", marker="o", markersize=5, color=COLOURS[0], alpha=0.7
+            )
+            axes.annotate(
+                _number(mean, digits),
+                (1, row),
+                xycoords=("axes fraction", "data"),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        axes.margins(x=0.05)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set(xlabel=score_label)
+        show(figure, sentence)
+
+
+def dots_sentence(
+    scores: Mapping[str, Sequence[float]], *, score_label: str = "score", title: str = "", digits: int = 2
+) -> str:
+    if len(scores) < 2:
+        raise ValueError(f"dots compares two labels or more; got {len(scores)}")
+    facts, means = [], {}
+    for label, values in scores.items():
+        values = _finite_vector(values, f"label {label!r}")
+        means[label] = round(values.mean(), digits)
+        fact = f"{label} {_number(values.mean(), digits)}"
+        if len(values) > 1:
+            fact += f" ({_number(values.min(), digits)} to {_number(values.max(), digits)})"
+        facts.append(fact)
+    high, low = max(means, key=means.get), min(means, key=means.get)
+    verdict = "all means are equal" if means[high] == means[low] else f"{high} is highest, {low} is lowest"
+    return f"{title or _upper_first(score_label)}, mean and range of the runs: {', '.join(facts)}; {verdict}."
 
 
 def _places_of(label: str, x) -> Sequence[float] | None:

@@ -49,6 +49,7 @@ EXAMPLES = {
     ),
     "curves": lambda: figures.curves({"prefix": np.linspace(3, 0, 50), "all": np.linspace(3, 1, 50)}, smooth=5),
     "ablation": lambda: figures.curves({"accuracy": [0.2, 0.9, 0.7]}, x=[0.001, 0.01, 0.1], x_label="rate", log_x=True),
+    "dots": lambda: figures.dots({"prefix of 5": [0.9, 0.95, 0.97], "full": [1, 1, 1], "LoRA": [0.4]}, title="Seeds"),
     "bars": lambda: figures.bars({"frozen": 0.02, "prefix tuning": 0.95}, title="Held out"),
     "blocks": lambda: figures.blocks(
         {"split": ENTRIES.view(4, 2, 3).transpose(0, 1), "view alone": ENTRIES.reshape(2, 4, 3)},
@@ -182,6 +183,7 @@ def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
         (lambda: figures.curves({"a": [3, 2, 1]}), lambda: figures.curves({"a": [3, 1.8, 1]})),
         (lambda: figures.curves({"a": [3, 2]}), lambda: figures.curves({"a": [3, 2]}, from_zero=True)),
         (lambda: figures.curves({"a": [3, 2], "b": [2, 1]}), lambda: figures.curves({"a": [2, 1], "b": [3, 2]})),
+        (lambda: figures.dots({"a": [0.9, 0.8], "b": [0.5]}), lambda: figures.dots({"a": [0.9, 0.6], "b": [0.5]})),
         (lambda: figures.bars({"a": 0.9, "b": 0.5}), lambda: figures.bars({"a": 0.9, "b": 0.4})),
         (
             lambda: figures.blocks({"x": ENTRIES.view(4, 2, 3).transpose(0, 1)}, colour_by=head_of),
@@ -196,6 +198,7 @@ def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
         "curve",
         "axis from zero",
         "curves swapped",
+        "dots",
         "bar",
         "reshape",
     ],
@@ -338,6 +341,15 @@ def test_curves_to_a_file_are_not_shown(shown, tmp_path):
     assert Image.open(tmp_path / "loss.png").size[0] > 400
 
 
+def test_dots_sentence():
+    scores = {"prefix": [0.5, 0.7, 0.9], "full": [0.8, 0.8], "LoRA": torch.tensor([0.25])}
+    assert figures.dots_sentence(scores, score_label="exact match") == (
+        "Exact match, mean and range of the runs: prefix 0.70 (0.50 to 0.90), full 0.80 (0.80 to 0.80), LoRA 0.25; "
+        "full is highest, LoRA is lowest."
+    )
+    assert figures.dots_sentence({"a": [1.001], "b": [0.999]}, title="Tie").endswith("all means are equal.")
+
+
 def test_bars_sentence():
     scores = {"frozen": 0.02, "prefix": 0.954, "full": 0.951}
     assert figures.bars_sentence(scores, score_label="accuracy") == (
@@ -411,6 +423,9 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.curves({"a": [1, 2]}, x={"b": [1, 2]}), "curve 'a' has no places in x, which has b"),
         (lambda: figures.curves({"a": [1, 2, 3]}, x={"a": [1, 2]}), "3 values for 2 places"),
         (lambda: figures.curves({"a": [1, 2, 3]}, smooth=3), "smooth must be 1 to 2"),
+        (lambda: figures.dots({"a": [1.0]}), "two labels or more; got 1"),
+        (lambda: figures.dots({"a": [1.0], "b": []}), "label 'b' needs finite numbers"),
+        (lambda: figures.dots({"a": [1.0], "b": [np.nan]}), "finite"),
         (lambda: figures.bars({"a": 1.0}), "two scores or more; got 1"),
         (lambda: figures.bars({"a": 1.0, "b": np.inf}), "finite"),
         (lambda: figures.blocks({}, colour_by=head_of), "got none"),
