@@ -108,6 +108,17 @@ def test_other_seeds_run_at_the_chosen_rate_only():
     assert not set(more) & set(every)
 
 
+def test_chosen_runs_are_those_of_all_seeds():
+    runs = [prefix_run("german", 5, 60, learning_rate=rate, seed=seed) for rate, seed in [(0.1, 0), (1, 0), (1, 1)]]
+    rows = [*map(row, runs), row(replace(runs[0], task="italian"))]
+    assert [run_of(each) for each in script.chosen_runs(rows, task="german", steps=60)] == runs[1:]
+    assert script.chosen_runs(rows, task="italian") == rows[3:]
+    with pytest.raises(ValueError, match=r"2 rates have the most runs with .*: \[0.1, 1\]"):
+        script.chosen_runs(rows[:2], task="german")
+    with pytest.raises(ValueError, match="0 rates have the most runs"):
+        script.chosen_runs(rows, task="russian")
+
+
 @pytest.mark.parametrize("base", script.PLANS)
 def test_compared_methods_have_about_as_many_numbers_as_the_prefix(base):
     model, tokenizer = load_base(base)

@@ -117,6 +117,22 @@ def run_of(row: dict) -> Run:
     return Run(**{name: row[name] for name in RUN_TYPES})
 
 
+def chosen_runs(rows: Sequence[dict], **wanted) -> list[dict]:
+    """The rows with these settings, one a seed, at the rate that was chosen on validation: all seeds ran at that one.
+
+    Raises ValueError if there is none, or if as many seeds ran at several rates.
+    """
+    by_rate = defaultdict(list)
+    for row in rows:
+        if all(row[name] == value for name, value in wanted.items()):
+            by_rate[row["learning_rate"]].append(row)
+    most = max(map(len, by_rate.values()), default=0)
+    chosen = [runs for runs in by_rate.values() if len(runs) == most]
+    if len(chosen) != 1:
+        raise ValueError(f"{len(chosen)} rates have the most runs with {wanted}: {sorted(by_rate)}")
+    return chosen[0]
+
+
 # --- one run -----------------------------------------------------------------------------------------------------
 
 
@@ -404,11 +420,13 @@ def dates_plan() -> list[Entry]:
 
     prefix, full = prefix_entry("german", "dates", 300), full_entry("german", 300)
     plan += [*untrained_entries("german"), prefix, full, *peft_entries("german", "dates", 300)]
-    plan += [*untrained_entries("russian"), prefix_entry("russian", "dates", 300), full_entry("russian", 300)]
+    cyrillic = prefix_entry("russian", "dates", 300)
+    plan += [*untrained_entries("russian"), cyrillic, full_entry("russian", 300)]
     for task in ("italian", "ordinal"):  # like German: at the rates chosen there
         plan += untrained_entries(task)
         plan += [Entry(replace(entry.run, task=task), like=entry) for entry in (prefix, full)]
-    return plan
+    longer = Entry(prefix_run("russian", 20, 300), like=cyrillic)
+    return [*plan, longer, peft_entries("russian", "dates", 300)[0]]
 
 
 PLANS = {"dates": dates_plan, "wordnet": wordnet_plan}
