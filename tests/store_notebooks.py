@@ -1,9 +1,11 @@
 """Run notebooks and store them with their outputs: `python tests/store_notebooks.py [notebook ...]`.
 
-Without arguments, all of them. The kernel is this Python, as in the tests; what differs from machine to machine, or
-from one front end to the next, is not stored.
+Without names, all of them. The kernel is this Python, as in the tests; what differs from machine to machine, or
+from one front end to the next, is not stored. With `--no-run` the outputs stay: it undoes what JupyterLab adds when it
+saves. With `--check` nothing is written: it names the notebooks that this would change, and fails if there are any.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -60,8 +62,32 @@ def notebooks() -> list[Path]:
     return sorted(path for path in NOTEBOOKS.glob("*.ipynb") if re.match(r"\d", path.name))
 
 
+def normalised(path: Path) -> str:
+    """The notebook's file as it is to be stored, with the outputs it has."""
+    notebook = nbformat.read(path, as_version=4)
+    normalise(notebook)
+    return nbformat.writes(notebook) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Run the lessons and store them with their outputs.")
+    parser.add_argument("notebook", nargs="*", type=Path, help="without any, all of them")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--no-run", action="store_true", help="only undo what a front end adds on saving")
+    instead.add_argument("--check", action="store_true", help="only name what --no-run would change")
+    options = parser.parse_args(arguments)
+    changed = []
+    for path in options.notebook or notebooks():
+        if not options.no_run and not options.check:
+            print(path)
+            store(path)
+        elif (text := normalised(path)) != path.read_text(encoding="utf-8"):
+            changed.append(path)
+            print(path)
+            if options.no_run:
+                path.write_text(text, encoding="utf-8", newline="\n")
+    return 1 if options.check and changed else 0
+
+
 if __name__ == "__main__":
-    chosen = [Path(name) for name in sys.argv[1:]] or notebooks()
-    for notebook in chosen:
-        print(notebook)
-        store(notebook)
+    sys.exit(main(sys.argv[1:]))
