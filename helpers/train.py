@@ -5,6 +5,7 @@ its options are options here too. Its validation loss is a mean over batches, wh
 on the number of processes; the exact match does not.
 """
 
+import copy
 import csv
 import hashlib
 import inspect
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import (
     DataCollatorForSeq2Seq,
     HfArgumentParser,
@@ -29,6 +31,7 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
+    TrainerState,
     set_seed,
 )
 from transformers.hf_argparser import HfArg
@@ -375,14 +378,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trainer.add_callback(_Bar())
     if checkpoint:
         say(f"continuing from {checkpoint}")
-    try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except FloatingPointError as error:
-        sys.exit(f"helpers.train: {error}")
-    scores = {"training_pairs": len(train), "steps": trainer.state.global_step, "prefix_numbers": trained}
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else None
+    if state and state.global_step >= state.max_steps and not args.resume_from_checkpoint:
+        # All steps are done, and the Trainer would do one more.
+        kept = folder / f"checkpoint-{state.best_global_step}" if args.load_best_model_at_end else checkpoint
+        prefixed.load_state_dict(load_file(kept / "model.safetensors"))
+    else:
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except FloatingPointError as error:
+            sys.exit(f"helpers.train: {error}")
+        state = copy.deepcopy(trainer.state)  # as it is before the last evaluation
+    scores = {"training_pairs": len(train), "steps": state.global_step, "prefix_numbers": trained}
     if args.load_best_model_at_end:
-        scores["step_of_prefix"] = trainer.state.best_global_step
-    log_history = list(trainer.state.log_history)
+        scores["step_of_prefix"] = state.best_global_step
     if validation:
         metrics = trainer.evaluate()
         scores["validation_pairs"] = len(validation)
@@ -391,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scores["exact_match_of_most_frequent_target"] = majority_baseline([t for _, t in train], score.targets)
         say(f"exact match {scores['exact_match']:.1%} on {len(validation):,} pairs")
     if first:
-        say(write_history(folder, log_history))
+        say(write_history(folder, state.log_history))
         prefix.save_pretrained(folder / "prefix")
         if ours.mid_dim:
             prefix.fold().save_pretrained(folder / "prefix_folded")
