@@ -9,6 +9,7 @@ every shape comment: `query = split_heads(x, 12)  # [1, 12, 8, 64]`.
 import ast
 import base64
 import io
+import os
 import re
 import time
 from queue import Empty
@@ -18,6 +19,10 @@ import numpy as np
 import pytest
 from nbval.kernel import RunningKernel
 from PIL import Image
+
+# Kernels start with this environment. The lessons' tensors are too small to share between threads, and two notebooks
+# that run side by side with two threads each take many times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Cells whose output may differ from run to run: cell id -> why. An ignore or skip tag on any other is refused.
 UNCHECKED_CELLS: dict[str, str] = {}

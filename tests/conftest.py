@@ -1,5 +1,9 @@
 """Every call of `helpers` in the tests is checked against its shape annotations."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
@@ -28,3 +32,38 @@ def unchecked():
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM_OPTIONS = [  # no sandbox, since root has none; and nothing that looks for a network on its own
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium, with a profile of its own that is thrown away."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome is on the PATH")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory) -> Path:
+    """Where the browser's tests leave their pictures: in the folder that SCREENSHOTS names, else with the other
+    temporary files of pytest."""
+    if "SCREENSHOTS" not in os.environ:
+        return tmp_path_factory.mktemp("screenshots")
+    folder = Path(os.environ["SCREENSHOTS"])
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -79,7 +79,7 @@ def test_continuous_integration_runs_the_readmes_test_command():
     assert len(commands) == 2
     to_read, to_test = commands
     assert to_read.endswith("jupyter lab notebooks")
-    assert to_test.endswith("-m pytest")
+    assert to_test.endswith("-m pytest -n 2 --dist loadfile")
     run = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert to_test in run.splitlines()
 
