@@ -426,7 +426,7 @@ def dates_plan() -> list[Entry]:
         plan += untrained_entries(task)
         plan += [Entry(replace(entry.run, task=task), like=entry) for entry in (prefix, full)]
     longer = Entry(prefix_run("russian", 20, 300), like=cyrillic)
-    sprint = [full_entry("german", 30), peft_entries("german", "dates", 30)[1]]  # to set beside the prefix's 30 steps
+    sprint = [full_entry("german", 30), *peft_entries("german", "dates", 30)]  # to set beside the prefix's 30 steps
     return [*plan, longer, peft_entries("russian", "dates", 300)[0], *sprint]
 
 
