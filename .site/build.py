@@ -1,0 +1,67 @@
+"""Build the course's web page: `python .site/build.py [folder]`, by default into .site/build.
+
+The README is its first page. Lessons are shown with their stored outputs; nothing is run and nothing is fetched.
+"""
+
+import posixpath
+import re
+import shutil
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import nbformat
+from sphinx.cmd.build import build_main
+
+SITE = Path(__file__).parent
+ROOT = SITE.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+BLOB = f"{PROJECT['urls']['Repository']}/blob/main"
+PICTURE = ".github/readme_picture.png"
+FIRST, LAST = "index.md", "notebooks/notation.md"
+
+
+def lay_out(source: Path) -> None:
+    """Put what Sphinx is to read into one folder, in the repository's own order but for the README."""
+    lessons = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    pages = {"README.md": FIRST, LAST: LAST, **{name: name for name in lessons}}
+    for name in (PICTURE, *pages):
+        (source / name).parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / PICTURE, source / PICTURE)
+    for name in lessons:
+        notebook = nbformat.read(ROOT / name, as_version=nbformat.NO_CONVERT)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = mend_links(cell.source, name, pages)
+        nbformat.write(notebook, source / name)
+    for name in ("README.md", LAST):
+        text = mend_links((ROOT / name).read_text(encoding="utf-8"), name, pages)
+        (source / pages[name]).write_text(text, encoding="utf-8")
+    order = "\n".join([*lessons, LAST])
+    with (source / FIRST).open("a", encoding="utf-8") as file:
+        file.write(f"\n```{{toctree}}\n:hidden:\n\n{order}\n```\n")
+
+
+def mend_links(text: str, name: str, pages: dict[str, str]) -> str:
+    """The text of the file called `name`: links to what has no page here lead to the repository."""
+    folder = posixpath.dirname(name)
+
+    def mend(link: re.Match) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[1]))
+        if target in pages:
+            return f"]({posixpath.relpath(pages[target], folder or '.')}{link[2]})"
+        return f"]({BLOB}/{target}{link[2]})" if (ROOT / target).exists() else link[0]
+
+    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*|)\)", mend, text)
+
+
+def build(folder: Path) -> int:
+    """Sphinx's exit status; a warning counts as a failure."""
+    with tempfile.TemporaryDirectory() as source:
+        lay_out(Path(source))
+        return build_main(["-q", "-W", "--keep-going", "-n", "-E", "-a", "-c", str(SITE), source, str(folder)])
+
+
+if __name__ == "__main__":
+    sys.exit(build(Path(sys.argv[1]) if len(sys.argv) > 1 else SITE / "build"))
