@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload, dispatch_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle_table import MODELS, MODES, lacking, measure, works
 from test_t5 import by_site, difference, make_inputs, make_model, make_prefix, source
 from torch import nn
@@ -110,3 +112,28 @@ def test_weights_that_lie_elsewhere(place, tmp_path):
         loss.backward()
     assert math.isfinite(loss.item())
     assert all(parameter.grad.abs().max() > 0 for parameter in fresh.parameters())
+
+
+@settings(max_examples=15)
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    prefix_dtype=st.sampled_from([torch.float32, torch.float64]),
+    prefix_length=st.integers(0, 64),
+    batch=st.integers(1, 4),
+    left=st.booleans(),
+    implementation=st.sampled_from(["sdpa", "eager"]),
+)
+def test_any_precision_of_base_and_prefix(dtype, prefix_dtype, prefix_length, batch, left, implementation):
+    exact, inputs = make_model(noise=0.05), make_inputs(batch=batch, left=left)
+    prefix = make_prefix(exact, prefix_length, std=0.5)
+    want = oracle.t5(exact, **inputs, prefixes=by_site(prefix))["logits"]
+    model = make_model(noise=0.05, implementation=implementation).to(dtype)
+    prefix = prefix.to(prefix_dtype)
+    with prefix.attached(model):
+        logits = model(**inputs).logits
+        logits.float().pow(2).sum().backward()
+    assert logits.dtype == dtype
+    assert difference(logits.double(), want) < 32 * torch.finfo(dtype).eps * want.abs().max()
+    for parameter in prefix.parameters():
+        assert parameter.grad.dtype == prefix_dtype
+        assert parameter.grad.isfinite().all()
