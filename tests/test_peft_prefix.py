@@ -348,7 +348,7 @@ def test_rows_of_a_batch_may_mix_prefixes_with_position_bias_and_without(family,
     model, inputs = family_model(family, implementation=implementation, **EVEN), make_inputs(batch=5, target=8)
     rows = [
         make_peft_prefix(model, 4),
-        make_prefix(model, 9, seed=2),
+        make_prefix(model, 9, seed=2, sites=("encoder", "decoder")),
         None,
         make_peft_prefix(model, 6, seed=3),
         make_prefix(model, 2, seed=4, sites=("cross",)),
