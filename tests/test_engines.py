@@ -551,6 +551,24 @@ def test_several_prefixes_are_one_state():
     assert all(parameter.grad is not None for each in prefixes for parameter in each.parameters())
 
 
+def test_every_input_of_the_model_reaches_it():
+    prefixed, plain = make_prefixed(), make_model().requires_grad_(False)
+    embeds, decoder_embeds = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    ids, decoder_ids = torch.tensor([[5, 6, 7, 8, 1]] * 2), torch.tensor([[0, 5, 6, 7]] * 2)
+    mask, decoder_mask = torch.tensor([[1, 1, 1, 0, 0]] * 2), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+    with prefixed.prefix.attached(plain):
+        encoder_outputs = plain.encoder(input_ids=ids)
+        for source in ({"input_ids": ids}, {"inputs_embeds": embeds}, {"encoder_outputs": encoder_outputs}):
+            for target in ({"decoder_input_ids": decoder_ids}, {"decoder_inputs_embeds": decoder_embeds}):
+                masks = {"attention_mask": mask, "decoder_attention_mask": decoder_mask}
+                whole, unmasked = (plain(**source, **target, **each).logits for each in (masks, {}))
+                assert torch.equal(prefixed(**source, **target, **masks).logits, whole)
+                assert torch.equal(prefixed(**source, **target).logits, unmasked)
+                assert not torch.allclose(whole[0], unmasked[0])
+                assert not torch.allclose(whole[1], whole[0], atol=1e-4)
+    assert len(prefixed(ids, mask, decoder_input_ids=decoder_ids, output_hidden_states=True).decoder_hidden_states) == 3
+
+
 def test_models_with_other_heads(tmp_path):
     encoder = make_prefixed(make_model(T5EncoderModel), sites=("encoder",))
     hidden = encoder(input_ids=torch.tensor([[5, 6, 1]])).last_hidden_state
