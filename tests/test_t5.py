@@ -33,7 +33,7 @@ from transformers import (
     UMT5Config,
     UMT5ForConditionalGeneration,
 )
-from transformers.cache_utils import EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
@@ -649,6 +649,39 @@ def test_a_cache_that_was_reset_sees_a_changed_prefix():
             cache.reset()
             change_behind_autograds_back(prefix)
     assert difference(*logits) > 1e-2
+
+
+@pytest.mark.parametrize("change", ["prefix", "source mask", "rows of the cache", "nothing"])
+def test_what_changes_between_two_steps_of_one_cache_is_seen(change):
+    """The second step is the same as with a prefix attached anew, which remembers nothing."""
+    model, inputs, results = make_model(), make_inputs(), []
+    mask = inputs["attention_mask"]
+    for anew in (False, True):
+        prefix = make_prefix(model)
+        detach = prefix.attach(model)
+        with torch.no_grad():
+            encoded = model.encoder(**source(inputs))
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            given = {"encoder_outputs": encoded, "use_cache": True, **with_cache(cache)}
+            tokens = inputs["decoder_input_ids"]
+            first = model(**given, attention_mask=mask, decoder_input_ids=tokens[:, :3]).logits
+            if change == "prefix":
+                for parameter in prefix.parameters():
+                    parameter.mul_(0.5)
+            if change == "rows of the cache":
+                cache.reorder_cache(torch.tensor([2, 0, 1]))
+            if anew:
+                detach()
+                detach = prefix.attach(model)
+            later = torch.ones_like(mask) if change == "source mask" else mask
+            second = model(**given, attention_mask=later, decoder_input_ids=tokens[:, 3:]).logits
+        detach()
+        results.append((first, second))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    with make_prefix(model).attached(model):
+        unchanged = model(**inputs).logits[:, 3:]
+    assert (difference(results[0][1], unchanged) < 1e-10) == (change == "nothing")
 
 
 def test_cross_keys_are_joined_once_for_a_generation_and_freed_with_its_cache(monkeypatch):
