@@ -27,6 +27,8 @@ nb_execution_mode = "off"  # the stored outputs are shown: they are what the tes
 
 html_theme = "sphinx_book_theme"
 html_show_copyright = html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["course.css"]
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is, until the button is used
 # Without the theme's logo, which stands outside the landmarks of a screen reader; the way home is in the contents.
 html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}

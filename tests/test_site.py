@@ -169,9 +169,10 @@ def test_a_page_in_the_browser(visit, screenshots, path, scheme):
     assert page.locator("mjx-merror").count() == 0
     assert bool(formulas) == ("index" not in path)
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide <= 0, f"the page is {wide} pixels wider than its window"
-
+    for width in (390, 1280):  # a telephone, a laptop
+        page.set_viewport_size({"width": width, "height": 1800})
+        over = page.evaluate("document.documentElement.scrollWidth") - width
+        assert over <= 0, f"the page is {over} pixels wider than a window of {width}"
     if images := page.locator("article img").all():
         images[0].scroll_into_view_if_needed()
     page.screenshot(path=screenshots / f"site-{Path(path).stem}-{scheme}.png")
