@@ -58,6 +58,7 @@ class Visit:
     def __init__(self, browser, address: str, scheme: str):
         self.address = address
         self.context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 1800})
+        self.context.set_default_timeout(120_000)
         self.page = self.context.new_page()
         self.outside, self.complaints = [], []
         self.page.on("request", self._requested)
