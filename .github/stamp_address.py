@@ -59,6 +59,7 @@ def stamped_readme(path: Path, address: str) -> str:
         r"https://colab\.research\.google\.com/github/[^/\s]+/[^/\s]+/blob/[^/\s]+/", colab_url(address), text
     )
     text = re.sub(r"git\+https://github\.com/[\w./-]+", f"git+{address}", text)
+    text = re.sub(r"url = \{https://github\.com/[\w./-]+\}", f"url = {{{address}}}", text)
     return re.sub(r"git clone \S+ && cd \S+", f"git clone {address} && cd {address.split('/')[-1]}", text)
 
 

@@ -98,6 +98,22 @@ def test_links_in_the_readme_lead_somewhere():
             assert (ROOT / target.split("#")[0]).exists(), target
 
 
+def test_the_citation_agrees_with_pyproject_and_the_licence():
+    fields = dict(re.findall(r"(\w+) = \{+([^{}]+)\}+", re.search(r"```bibtex\n(.*?)```", README, flags=re.DOTALL)[1]))
+    assert fields["version"] == PROJECT["version"]
+    assert fields["url"] == REPOSITORY
+    assert fields["title"] == README.splitlines()[0].removeprefix("# ")
+    year, holder = re.search(r"Copyright \(c\) (\d+) (.+)", (ROOT / "LICENSE").read_text(encoding="utf-8")).groups()
+    assert (fields["year"], fields["author"]) == (year, holder)
+
+
+def test_the_commands_for_contributors_name_files_that_exist():
+    section = README.split("## Contribute")[1].split("\n## ")[0]
+    scripts = re.findall(r"python (\S+\.py)", section)
+    assert len(scripts) >= 4
+    assert all((ROOT / script).is_file() for script in scripts)
+
+
 def test_the_readmes_ten_lines_do_what_they_promise(tmp_path):
     code = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
     lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
