@@ -177,9 +177,9 @@ def changed_caption(cells):
 
 def figure_lost_in_the_run(cells):
     cells[FIGURE].source = (
-        "from IPython.display import display\nimport helpers.figures as figures\n"
+        "import IPython.display\nimport helpers.figures as figures\ndisplay = IPython.display.display\n"
         "def without_figure(data, **options):\n    data.pop('image/png', None)\n    display(data, raw=True)\n"
-        "figures.display = without_figure\nfigures.heat_map(weights)"
+        "IPython.display.display = without_figure\nfigures.heat_map(weights)"
     )
 
 
