@@ -615,8 +615,13 @@ def dots_sentence(
         if len(values) > 1:
             fact += f" ({_number(values.min(), digits)} to {_number(values.max(), digits)})"
         facts.append(fact)
-    high, low = max(means, key=means.get), min(means, key=means.get)
-    verdict = "all means are equal" if means[high] == means[low] else f"{high} is highest, {low} is lowest"
+    ends = [[label for label in means if means[label] == end] for end in (max(means.values()), min(means.values()))]
+    verdict = ", ".join(
+        f"{_listed(labels)} {'is' if len(labels) == 1 else 'are'} {place}"
+        for labels, place in zip(ends, ("highest", "lowest"), strict=True)
+    )
+    if ends[0] == ends[1]:
+        verdict = "all means are equal"
     return f"{title or _upper_first(score_label)}, mean and range of the runs: {', '.join(facts)}; {verdict}."
 
 

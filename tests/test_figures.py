@@ -348,6 +348,8 @@ def test_dots_sentence():
         "full is highest, LoRA is lowest."
     )
     assert figures.dots_sentence({"a": [1.001], "b": [0.999]}, title="Tie").endswith("all means are equal.")
+    tied = figures.dots_sentence({"a": [0.5], "b": [0.9], "c": [0.501], "d": [0.5]})
+    assert tied.endswith("0.50; b is highest, a, c and d are lowest.")
 
 
 def test_bars_sentence():
