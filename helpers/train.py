@@ -1,4 +1,4 @@
-"""Prefix tuning from the command line: `python -m helpers.train --help`.
+"""Prefix tuning from the command line: `python -m helpers.train --help`. Needs the package's extra `train`.
 
 One process, or several under `torchrun` or `accelerate launch`. The training loop is transformers' Seq2SeqTrainer, so
 its options are options here too. Its validation loss is a mean over batches, which depends a little on their size and
@@ -324,8 +324,8 @@ def write_history(folder: Path, log_history: Sequence[dict]) -> str:
             places[label], series[label] = ([row[name] for row in having] for name in ("step", column))
     if not series:
         return "Too few steps for a loss curve."
-    curves(series, x=places, from_zero=True, path=folder / "loss.png")
-    return curves_sentence(series, x=places)
+    curves(series, x=places, from_zero=True, digits=3, path=folder / "loss.png")
+    return curves_sentence(series, x=places, digits=3)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

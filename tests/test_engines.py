@@ -566,6 +566,10 @@ def test_every_input_of_the_model_reaches_it():
                 assert torch.equal(prefixed(**source, **target).logits, unmasked)
                 assert not torch.allclose(whole[0], unmasked[0])
                 assert not torch.allclose(whole[1], whole[0], atol=1e-4)
+    seen = {}
+    prefixed.model.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    prefixed(input_ids=ids, labels=ids)
+    assert set(seen) == {"input_ids", "labels"}, "what was not given is passed on"
     assert len(prefixed(ids, mask, decoder_input_ids=decoder_ids, output_hidden_states=True).decoder_hidden_states) == 3
 
 

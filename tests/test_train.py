@@ -180,7 +180,7 @@ def test_a_run_leaves_prefix_scores_predictions_and_curve(folder, tmp_path, caps
     assert Image.open(run / "loss.png").size[0] > 400
     output = capsys.readouterr().out
     assert "18 pairs to learn, 6 to evaluate on" in output
-    assert f"Loss by step: loss falls from {losses[0]:.2f} to {losses[-1]:.2f} between step 1 and 30" in output
+    assert f"Loss by step: loss falls from {losses[0]:.3f} to {losses[-1]:.3f} between step 1 and 30" in output
     assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-27", "checkpoint-30"]
 
 
