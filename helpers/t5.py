@@ -390,7 +390,7 @@ class T5WithPrefix(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "model":  # not there yet, while unpickling
+            if name == "model":  # not there yet
                 raise
             return getattr(self.model, name)
 

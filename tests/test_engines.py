@@ -539,6 +539,11 @@ def test_a_copy_uses_its_own_prefix(copied):
     assert torch.equal(twin(**batch).logits, before)
 
 
+def test_an_object_that_is_not_made_yet_has_no_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'model'"):
+        _ = T5WithPrefix.__new__(T5WithPrefix).config
+
+
 def test_several_prefixes_are_one_state():
     model = make_model()
     prefixes = [T5Prefix.for_model(model, prefix_length=length) for length in (2, 3)]

@@ -15,7 +15,9 @@ import nbformat
 import pytest
 from store_notebooks import normalise
 
-pytestmark = pytest.mark.skipif("LAB" not in os.environ, reason="takes minutes: set LAB=1 to run the lessons in a browser")
+pytestmark = pytest.mark.skipif(
+    "LAB" not in os.environ, reason="takes minutes: set LAB=1 to run the lessons in a browser"
+)
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
