@@ -86,6 +86,31 @@ def test_a_run_repeats_itself_and_the_seed_changes_it(small_task, folder):
     assert first["validation_loss"] == again["validation_loss"] != other["validation_loss"]
 
 
+def test_the_seed_decides_the_pairs_and_the_first_prefix(monkeypatch, folder):
+    monkeypatch.setattr(script, "generate_texts", lambda model, tokenizer, sources, **options: sources)
+    drawn, prefixes = [], []
+    monkeypatch.setattr(script, "fit", lambda model, parameters, tokenizer, pairs, **options: drawn.append(pairs))
+    for seed in (0, 1, 0):
+        run = prefix_run("german", 2, 1, learning_rate=0.1, train_pairs=16, seed=seed)
+        prefixes.append(script.measure(run, folder)[1].key_values("cross"))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert len(set(drawn[1])) == 16
+    assert set(drawn[0]) | set(drawn[1]) <= set(load_task("german").train)
+    assert torch.equal(prefixes[0], prefixes[2])
+    assert not torch.equal(prefixes[0], prefixes[1])
+
+
+@pytest.mark.parametrize(("init", "deviation"), [("small", 0.02), ("normal", 1.0)])
+def test_a_prefix_starts_as_its_run_says_on_a_frozen_model(init, deviation):
+    model, tokenizer = load_base("dates")
+    called, parameters, prefix = script.prepare(prefix_run("german", 20, 1, init=init), model, tokenizer, [])
+    assert called is model
+    assert [id(parameter) for parameter in parameters] == [id(parameter) for parameter in prefix.parameters()]
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for parameter in parameters:
+        assert parameter.std().item() == pytest.approx(deviation, rel=0.1)
+
+
 def test_the_rate_is_chosen_on_validation_then_loss_and_never_on_test():
     entry = Entry(prefix_run("german", 5, 60), (0.1, 0.3, 1.0))
     low, middle, high = (replace(entry.run, learning_rate=rate) for rate in entry.rates)
