@@ -116,7 +116,7 @@ def test_a_lesson_runs_in_jupyterlab(page, address, folder, screenshots, path):
     stored = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     code = [cell for cell in stored.cells if cell.cell_type == "code"]
 
-    page.goto(f"{address}lab/tree/{path.name}")
+    page.goto(f"{address}lab/workspaces/{path.stem}/tree/{path.name}")  # a workspace of its own opens one notebook
     page.wait_for_function(f"count => {PROMPTS}.length === count", arg=len(code))
     page.wait_for_function("jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
     execute(page, "notebook:run-all-cells")
