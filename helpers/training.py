@@ -1,8 +1,10 @@
 """Training in the open, and evaluation by generation."""
 
 import random
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +65,7 @@ def fit(
     clip: float = 1.0,
     seed: int = 0,
     cache_encoder: bool = False,
+    interactive: bool = False,
 ) -> list[float]:
     """Train `parameters` so that `model` turns sources into targets; returns the loss of every step.
 
@@ -77,6 +80,9 @@ def fit(
         cache_encoder: encode every source once, before the first step, instead of at every use. Exact, and saves the
             encoder's share of each step, where nothing of the encoder is trained: the prefix has no "encoder" site,
             and the model is frozen and in eval mode. Takes d_model numbers for each token of the sources.
+        interactive: for a notebook. One printed line grows with the steps. And an interrupt (a notebook's stop button,
+            Ctrl-C) ends the training after the running step, not the cell: the parameters keep what they have learned,
+            the losses so far are returned. Works in Python's main thread only.
 
     Raises ValueError without pairs or without a parameter that requires a gradient, or with `cache_encoder` where the
     encoder's output would change during training.
@@ -91,20 +97,53 @@ def fit(
     encoded = _encode_all(model, tokenizer, [source for source, _ in pairs]) if cache_encoder else None
     plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
     losses = []
-    for _ in range(steps):
-        chosen = draw.choices(range(len(pairs)), k=batch_size)
-        batch = collate(tokenizer, [pairs[index] for index in chosen], device)
-        if encoded is not None:
-            states = pad_sequence([encoded[index] for index in chosen], batch_first=True)
-            batch = {**batch, "input_ids": None, "encoder_outputs": BaseModelOutput(states)}
-        loss = labelled_loss(model, batch) if plain else model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
+    with _watched(steps) if interactive else nullcontext(range(steps)) as counted:
+        for _ in counted:
+            chosen = draw.choices(range(len(pairs)), k=batch_size)
+            batch = collate(tokenizer, [pairs[index] for index in chosen], device)
+            if encoded is not None:
+                states = pad_sequence([encoded[index] for index in chosen], batch_first=True)
+                batch = {**batch, "input_ids": None, "encoder_outputs": BaseModelOutput(states)}
+            loss = labelled_loss(model, batch) if plain else model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
     return losses
+
+
+@contextmanager
+def _watched(steps: int) -> Iterator[Iterator[int]]:
+    """Yields `range(steps)`, which prints each tenth of the way and ends early after an interrupt.
+
+    It prints step counts, no time: the same in every run. An interrupt waits for the end of its step, since half-way
+    through the optimiser's some parameters have moved and others have not. A second one does not wait.
+    """
+    interrupts = []
+
+    def hold(number, frame):
+        if interrupts:
+            signal.default_int_handler(number, frame)
+        interrupts.append(number)
+
+    def counted():
+        print(f"{steps} steps:", end="", flush=True)
+        for step in range(steps):
+            yield step
+            if interrupts:
+                print(f"; interrupted after {step + 1}", end="")
+                return
+            if (step + 1) * 10 // steps > step * 10 // steps:
+                print(f" {step + 1}", end="", flush=True)
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield counted()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        print()
 
 
 def labelled_loss(model: nn.Module, batch: dict) -> Tensor:

@@ -2,10 +2,12 @@
 
 import copy
 import random
+import signal
 
 import pytest
 import torch
 from test_t5 import FAMILIES, make_inputs, make_model, make_prefix
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
 from helpers.t5 import T5Prefix
@@ -212,3 +214,97 @@ def test_an_encoder_that_changes_is_not_cached(model, tokenizer):
     model.eval().encoder.block[0].requires_grad_(True)
     with pytest.raises(ValueError, match="trainable True"):
         train()
+
+
+STEPS = 30
+
+
+def train_interactively(model, tokenizer, interrupt_in: dict[int, int], steps: int = STEPS):
+    """The prefix and the losses of `steps` steps, of which some are interrupted so many times in their midst, and the
+    prefix after each step."""
+    torch.manual_seed(1)
+    prefix, states = T5Prefix.for_model(model, prefix_length=2), []
+
+    def in_the_midst(optimizer, *_):
+        for _ in range(interrupt_in.get(len(states), 0)):
+            signal.raise_signal(signal.SIGINT)
+
+    def at_the_end(optimizer, *_):
+        states.append([parameter.detach().clone() for parameter in prefix.parameters()])
+
+    hooks = [
+        register_optimizer_step_pre_hook(in_the_midst),
+        register_optimizer_step_post_hook(at_the_end),
+    ]
+    try:
+        with prefix.attached(model):
+            losses = fit(model, prefix.parameters(), tokenizer, PAIRS, steps=steps, batch_size=2, interactive=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return prefix, losses, states
+
+
+@pytest.fixture
+def handler():
+    """Ctrl-C as it was before the test, and as it has to be after training."""
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
+    yield before
+    assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("steps", "line"),
+    [
+        (30, "30 steps: 3 6 9 12 15 18 21 24 27 30\n"),
+        (25, "25 steps: 3 5 8 10 13 15 18 20 23 25\n"),
+        (3, "3 steps: 1 2 3\n"),
+        (0, "0 steps:\n"),
+    ],
+)
+def test_interactive_training_prints_its_steps_and_is_the_same_training(model, tokenizer, handler, capsys, steps, line):
+    _, losses, _ = train_interactively(model, tokenizer, {}, steps)
+    assert capsys.readouterr().out == line
+    torch.manual_seed(1)
+    prefix = T5Prefix.for_model(model, prefix_length=2)
+    with prefix.attached(model):
+        assert fit(model, prefix.parameters(), tokenizer, PAIRS, steps=steps, batch_size=2) == losses
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("step", [0, 12, STEPS - 1])
+def test_an_interrupt_ends_the_training_after_its_step(model, tokenizer, handler, capsys, step):
+    _, whole, states = train_interactively(model, tokenizer, {})
+    capsys.readouterr()
+    prefix, losses, _ = train_interactively(model, tokenizer, {step: 1})
+    assert losses == whole[: step + 1]
+    assert all(torch.equal(a, b) for a, b in zip(prefix.parameters(), states[step], strict=True))
+    assert capsys.readouterr().out.endswith(f"; interrupted after {step + 1}\n")
+    prefix.attach(model)()  # nothing is left on the model
+
+
+def test_a_second_interrupt_is_raised_at_once(model, tokenizer, handler):
+    with pytest.raises(KeyboardInterrupt):
+        train_interactively(model, tokenizer, {12: 2})
+    T5Prefix.for_model(model).attach(model)()
+
+
+def test_an_error_in_interactive_training_leaves_interrupts_as_they_were(model, tokenizer, handler):
+    with pytest.raises(IndexError) as failure:  # its traceback keeps every frame of fit alive
+        fit(model.requires_grad_(True), model.parameters(), lambda *_, **__: [][0], PAIRS, steps=2, interactive=True)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert failure.traceback
+
+
+def test_without_interactive_an_interrupt_is_raised(model, tokenizer, handler):
+    def interrupt(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    hook = model.encoder.register_forward_pre_hook(interrupt)
+    prefix = T5Prefix.for_model(model, prefix_length=2)
+    with pytest.raises(KeyboardInterrupt), prefix.attached(model):
+        fit(model, prefix.parameters(), tokenizer, PAIRS, steps=2)
+    hook.remove()
+    prefix.attach(model)()
