@@ -48,6 +48,7 @@ RULES = [
     rules.test_unchecked_cells_are_listed,
     rules.test_cells_are_short,
     rules.test_prose_before_each_code_cell,
+    rules.test_training_says_beforehand_how_long_it_takes,
     rules.test_headings,
     rules.test_nothing_is_loaded_from_the_network,
     rules.test_code_gives_the_same_output_twice,
@@ -169,6 +170,17 @@ FAULTS = {
     "no prose": (lambda notebook: notebook.cells.pop(MORE_PROSE), rules.test_prose_before_each_code_cell),
     "empty prose": (set_source(MORE_PROSE, " "), rules.test_prose_before_each_code_cell),
     "code first": (lambda notebook: notebook.cells.pop(TITLE), rules.test_prose_before_each_code_cell),
+    "training of unknown length": (
+        set_source(FIGURE, "losses = helpers.training.fit(model, steps=100)"),
+        rules.test_training_says_beforehand_how_long_it_takes,
+    ),
+    "training in a function": (
+        lambda notebook: [
+            set_source(COLAB + 2, "def tune():\n    return fit(model, steps=100)")(notebook),
+            set_source(RAISES, "prefix = tune()")(notebook),
+        ],
+        rules.test_training_says_beforehand_how_long_it_takes,
+    ),
     "two titles": (append(PROSE, "\n\n# Another"), rules.test_headings),
     "no title": (set_source(TITLE, "One head"), rules.test_headings),
     "skipped level": (append(MORE_PROSE, "\n\n##### Deep"), rules.test_headings),

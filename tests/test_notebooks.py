@@ -3,6 +3,7 @@
 That its cells still give the stored outputs is checked by running it, with nbval: see notebooks/conftest.py.
 """
 
+import ast
 import importlib
 import itertools
 import re
@@ -27,6 +28,7 @@ BANNED_CODE = {
     r"\binteract(ive)?\(": "widgets need a live kernel",
     r"\bclear_output\b|\.update_display\(|\bdisplay_id\b|display\([^)]*\)\.update": "stored outputs cannot be replaced",
 }
+TRAINING = {"fit", "measure"}  # of helpers: what takes more than five seconds in a lesson is a call of these
 BANNED_WORDS = r"\b(simply|obviously|just|clearly|easily)\b"
 IGNORE_TAGS = {"nbval-ignore-output", "nbval-skip"}
 IGNORE_COMMENTS = r"#\s*(NBVAL_IGNORE_OUTPUT|NBVAL_SKIP|PYTEST_VALIDATE_IGNORE_OUTPUT)"
@@ -160,6 +162,26 @@ def test_prose_before_each_code_cell(notebook):
         if cell.cell_type == "code" and cell.id != first:
             assert before.cell_type == "markdown", f"no prose before {cell.id}"
             assert before.source.strip(), f"an empty cell before {cell.id}"
+
+
+def test_training_says_beforehand_how_long_it_takes(notebook):
+    training, first = set(TRAINING), notebook.code[0]
+    for before, cell in itertools.pairwise(notebook.cells):
+        if cell.cell_type != "code" or cell is first:
+            continue
+        for statement in ast.parse(cell.source).body:
+            if not called(statement) & training:
+                continue
+            if isinstance(statement, ast.FunctionDef):
+                training.add(statement.name)
+            else:
+                assert re.search(r"\b(seconds|minutes?)\b", before.source), f"{cell.id} trains: say how long it takes"
+
+
+def called(node: ast.AST) -> set[str]:
+    """The last part of each name that is called: `fit` of `helpers.training.fit(...)`."""
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return {ast.unparse(each.func).rsplit(".")[-1] for each in calls}
 
 
 def test_headings(notebook):
