@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
@@ -133,6 +134,32 @@ def test_letters_are_large_enough_and_inside(draw, shown, monkeypatch):
         assert min(left, low) >= 0, text
         assert right <= width, text
         assert high <= height, text
+
+
+@every_example
+def test_letters_stand_out_from_what_is_behind_them(draw, shown, monkeypatch):
+    contrasts = []
+    draw_text = Text.draw
+
+    def spy(text, renderer):
+        if text.get_text():
+            left, low, right, high = np.round(text.get_window_extent(renderer).extents).astype(int)
+            picture = np.asarray(renderer.buffer_rgba())[::-1, :, :3] / 255
+            behind = np.median(picture[max(low, 0) : high, max(left, 0) : right], axis=(0, 1))
+            light, dark = sorted(map(luminance, (behind, to_rgb(text.get_color()))), reverse=True)
+            contrasts.append(((light + 0.05) / (dark + 0.05), text.get_text()))
+        draw_text(text, renderer)
+
+    monkeypatch.setattr(Text, "draw", spy)
+    draw()
+    assert len(contrasts) > 5
+    assert min(contrasts)[0] >= 4.5, min(contrasts)  # what WCAG 2.2 asks of text
+
+
+def luminance(rgb) -> float:
+    """WCAG's relative luminance."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
 def test_show_wants_a_sentence(shown):
