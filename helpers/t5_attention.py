@@ -121,6 +121,12 @@ def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
     return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, HandOver)}
 
 
+def attached_prefix(model: nn.Module) -> nn.Module | None:
+    """The prefix that `model` carries, or None."""
+    hooks = [hook for stack in stacks_by_site(model).values() for hook in hand_overs(stack).values()]
+    return hooks[0].prefix if hooks else None
+
+
 def detach_prefix(model: nn.Module) -> None:
     """Take the prefix off `model`, whoever attached it; afterwards the model is as it was before."""
     for stack in stacks_by_site(model).values():

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import MT5ForConditionalGeneration, T5ForConditionalGeneration, UMT5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from helpers._checks import check_share, check_texts
-from helpers.t5_attention import hand_overs
+from helpers.lean_t5 import LeanT5
+from helpers.losses import labelled_loss
+from helpers.t5_attention import attached_prefix
 from helpers.tasks import Pair
 
 
@@ -65,6 +66,7 @@ def fit(
     clip: float = 1.0,
     seed: int = 0,
     cache_encoder: bool = False,
+    lean: bool = False,
     interactive: bool = False,
 ) -> list[float]:
     """Train `parameters` so that `model` turns sources into targets; returns the loss of every step.
@@ -80,12 +82,13 @@ def fit(
         cache_encoder: encode every source once, before the first step, instead of at every use. Exact, and saves the
             encoder's share of each step, where nothing of the encoder is trained: the prefix has no "encoder" site,
             and the model is frozen and in eval mode. Takes d_model numbers for each token of the sources.
+        lean: compute the same loss with LeanT5, which is faster. For an attached prefix on a frozen model in eval mode.
         interactive: for a notebook. One printed line grows with the steps. And an interrupt (a notebook's stop button,
             Ctrl-C) ends the training after the running step, not the cell: the parameters keep what they have learned,
             the losses so far are returned. Works in Python's main thread only.
 
-    Raises ValueError without pairs or without a parameter that requires a gradient, or with `cache_encoder` where the
-    encoder's output would change during training.
+    Raises ValueError without pairs or without a parameter that requires a gradient, with `cache_encoder` where the
+    encoder's output would change during training, or with `lean` where no prefix is attached; and what LeanT5 raises.
     """
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if not parameters or not pairs:
@@ -94,17 +97,24 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
     device = next(model.parameters()).device
     draw = random.Random(seed)
-    encoded = _encode_all(model, tokenizer, [source for source, _ in pairs]) if cache_encoder else None
+    prefix, lean_model = (attached_prefix(model), LeanT5(model)) if lean else (None, None)
+    if lean and prefix is None:
+        raise ValueError("lean training needs a prefix that is attached to the model: `with prefix.attached(model):`")
+    encoded = _encode_all(model, tokenizer, [source for source, _ in pairs], lean_model) if cache_encoder else None
     plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
     losses = []
     with _watched(steps) if interactive else nullcontext(range(steps)) as counted:
         for _ in counted:
             chosen = draw.choices(range(len(pairs)), k=batch_size)
             batch = collate(tokenizer, [pairs[index] for index in chosen], device)
-            if encoded is not None:
-                states = pad_sequence([encoded[index] for index in chosen], batch_first=True)
-                batch = {**batch, "input_ids": None, "encoder_outputs": BaseModelOutput(states)}
-            loss = labelled_loss(model, batch) if plain else model(**batch).loss
+            states = None if encoded is None else [encoded[index] for index in chosen]
+            if lean:
+                loss = lean_model(batch, prefix, encoded=None if states is None else torch.cat(states))
+            else:
+                if states is not None:
+                    states = BaseModelOutput(pad_sequence(states, batch_first=True))
+                    batch = {**batch, "input_ids": None, "encoder_outputs": states}
+                loss = labelled_loss(model, batch) if plain else model(**batch).loss
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, clip)
@@ -146,43 +156,23 @@ def _watched(steps: int) -> Iterator[Iterator[int]]:
         print()
 
 
-def labelled_loss(model: nn.Module, batch: dict) -> Tensor:
-    """The mean cross-entropy of `model(**batch).loss`, with the vocabulary's logits only where there is a label.
-
-    Padded labels (-100) carry no loss, yet the model would compute a row of logits for each: on short targets in a
-    padded batch a large part of the step. Equal to the model's own loss up to rounding.
-
-    Args:
-        model: a T5 of transformers with a language modelling head.
-        batch: what the model takes; `labels` `[batch, target]`.
-    """
-    inputs = dict(batch)
-    labels = inputs.pop("labels")
-    labelled = labels != -100
-    hook = model.lm_head.register_forward_pre_hook(lambda _, args: (args[0][labelled],))
-    try:
-        logits = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels)).logits
-    finally:
-        hook.remove()
-    return F.cross_entropy(logits.float(), labels[labelled])
-
-
 @torch.no_grad()
-def _encode_all(model: nn.Module, tokenizer, sources: Sequence[str]) -> list[Tensor]:
+def _encode_all(model: nn.Module, tokenizer, sources: Sequence[str], lean_model: LeanT5 | None) -> list[Tensor]:
     """The encoder's output `[source, d_model]` for each source, without its padding."""
-    prefixed = [site for hook in hand_overs(model.encoder).values() for site in hook.prefix.sites]
+    prefix = attached_prefix(model)
     trained = any(parameter.requires_grad for parameter in model.encoder.parameters())
-    if model.encoder.training or trained or "encoder" in prefixed:
+    if model.encoder.training or trained or (prefix is not None and "encoder" in prefix.sites):
         raise ValueError(
             "the encoder's output can be cached only if it never changes: freeze the model, put it in eval mode, and "
             f"train a prefix without the site 'encoder' (training mode {model.encoder.training}, trainable {trained}, "
-            f"sites {prefixed})"
+            f"sites {[] if prefix is None else list(prefix.sites)})"
         )
     states = []
     for start in range(0, len(sources), 128):
         batch = tokenizer(list(sources[start : start + 128]), padding=True, return_tensors="pt").to(model.device)
-        output = model.encoder(**batch).last_hidden_state
-        states += [row[mask.bool()] for row, mask in zip(output, batch.attention_mask, strict=True)]
+        real = batch.attention_mask.bool()
+        rows = lean_model.encode(batch, prefix) if lean_model else model.encoder(**batch).last_hidden_state[real]
+        states += rows.split(real.sum(dim=1).tolist())
     return states
 
 
