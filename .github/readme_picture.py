@@ -34,8 +34,8 @@ InteractiveShell.instance()  # there is a display to capture
 with capture_output() as captured:
     heat_map(
         weights,
-        query_labels=list(TARGET.replace(" ", "␣")),
-        key_labels=list(SOURCE.replace(" ", "␣")),
+        query_labels=list(TARGET),
+        key_labels=list(SOURCE),
         prefix_length=PREFIX_LENGTH,
         title="Cross-attention of one head while it writes a German date",
     )

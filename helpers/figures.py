@@ -407,7 +407,7 @@ def _query_names(length: int, labels: Sequence[str] | None) -> list[str]:
         return [str(i) for i in range(length)]
     if len(labels) != length:
         raise ValueError(f"{length} queries need {length} query_labels; got {len(labels)}")
-    return [f"{label}" for label in labels]
+    return [_visible(label) for label in labels]
 
 
 def _key_names(length: int, labels: Sequence[str] | None, prefix_length: int) -> list[str]:
@@ -417,7 +417,12 @@ def _key_names(length: int, labels: Sequence[str] | None, prefix_length: int) ->
         raise ValueError(
             f"{length} keys, {prefix_length} of them the prefix, need {tokens} key_labels; got {len(labels)}"
         )
-    return [f"p{i}" for i in range(prefix_length)] + [str(label) for label in labels]
+    return [f"p{i}" for i in range(prefix_length)] + [_visible(label) for label in labels]
+
+
+def _visible(label) -> str:
+    """The label, and for a token that is a space the open box that stands for one."""
+    return str(label) if str(label).strip() else "␣"
 
 
 def _phrases(noun: str, names: list[str], labels: list[str]) -> list[str]:

@@ -261,6 +261,11 @@ def test_heat_map_sentence_with_prefix_and_labels():
     )
 
 
+def test_a_token_that_is_a_space_is_seen(shown):
+    figures.heat_map([[0.9, 0.1], [0.2, 0.8]], query_labels=list("a "), key_labels=list(" b"))
+    assert "query 0 (a) attends most to key 0 (␣), weight 0.90" in shown[1][0]["text/plain"]
+
+
 def test_heat_map_sentence_numbers_favourite_keys_whose_labels_repeat():
     sentence = figures.heat_map_sentence(WEIGHTS, key_labels=["the", "cat", "saw", "the"])
     assert sentence.endswith(
