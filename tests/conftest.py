@@ -12,7 +12,18 @@ from jaxtyping import config, install_import_hook
 install_import_hook(
     [
         f"helpers.{name}"
-        for name in ("heads", "masks", "attention", "prefix", "t5", "t5_attention", "peft_prefix", "training")
+        for name in (
+            "heads",
+            "masks",
+            "attention",
+            "prefix",
+            "t5",
+            "t5_attention",
+            "peft_prefix",
+            "lean_t5",
+            "losses",
+            "training",
+        )
     ],
     "beartype.beartype",
 )

@@ -192,6 +192,27 @@ FAULTS = [
     Fault("lean_t5.py", "compute_bias(length, length)", "compute_bias(length, length) * 0", "test_lean_t5.py"),
     Fault("lean_t5.py", "eps=self.eps", "eps=0.1", "test_lean_t5.py"),
     Fault("training.py", "if lean_model else model.encoder", "if False else model.encoder", "test_lean_t5.py"),
+    # what a step costs
+    Fault("t5_attention.py", "prefix.added = (*given, added)", "pass", "test_costs.py"),
+    Fault(
+        "prefix.py",
+        "prefix.to(content).expand(len(content), -1, -1, -1)",
+        "prefix.to(content).repeat(len(content) // len(prefix), 1, 1, 1) * 1",
+        "test_costs.py",
+    ),
+    Fault("losses.py", "args[0][labelled],)", "args[0] * 1,)", "test_costs.py"),
+    Fault(
+        "lean_t5.py",
+        "self.encode(batch, prefix) if encoded is None else encoded",
+        "self.encode(batch, prefix)",
+        "test_costs.py",
+    ),
+    Fault(
+        "lean_t5.py",
+        'states = encoder.embed_tokens(batch["input_ids"][tokens])',
+        'states = encoder.embed_tokens(batch["input_ids"][tokens]).requires_grad_(True)',
+        "test_costs.py",
+    ),
     # exchanged with peft
     Fault("peft_prefix.py", "key_values[[2 * layer % pairs", "key_values[[layer % pairs", "test_peft_prefix.py"),
     Fault("peft_prefix.py", "by_pair[[2 * layer % pairs", "by_pair[[layer % pairs", "test_peft_prefix.py"),
