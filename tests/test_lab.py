@@ -1,4 +1,4 @@
-"""The reader's road: each lesson opened in JupyterLab in a real browser, run whole, looked at and saved.
+"""The reader's road: the lessons opened in JupyterLab in a real browser, run whole, looked at and saved.
 
 The lessons are opened without their outputs, so that what stands there afterwards was computed in this browser.
 """
@@ -15,12 +15,11 @@ import nbformat
 import pytest
 from store_notebooks import normalise
 
-pytestmark = pytest.mark.skipif(
-    "LAB" not in os.environ, reason="takes minutes: set LAB=1 to run the lessons in a browser"
-)
-
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+# These train for a minute each, and nbval has trained them already: on request.
+LONG = pytest.mark.skipif("LAB" not in os.environ, reason="trains for a minute: set LAB=1 to run it in a browser")
+LONG_LESSONS = {"07_t5_prefix_tuning", "08_what_the_prefix_learned"}
 SECONDS = 300  # for one lesson
 SETTINGS = {  # of JupyterLab: draw every cell, not only those in the window; no news, no question about it
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -108,7 +107,9 @@ def without_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=LONG if path.stem in LONG_LESSONS else (), id=path.stem) for path in LESSONS]
+)
 def test_a_lesson_runs_in_jupyterlab(page, address, folder, screenshots, path):
     complaints = []
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
@@ -135,6 +136,7 @@ def test_a_lesson_runs_in_jupyterlab(page, address, folder, screenshots, path):
         page.wait_for_function(
             "light => document.body.dataset.jpThemeLight === light", arg=str(theme == "Light").lower()
         )
+        page.wait_for_selector("#jupyterlab-splash", state="detached")  # it covers the page while a theme loads
         figures.first.scroll_into_view_if_needed()
         page.screenshot(path=screenshots / f"lab-{path.stem}-{theme.lower()}.png")
 
