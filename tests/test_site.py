@@ -170,6 +170,10 @@ def test_a_page_in_the_browser(visit, screenshots, path, scheme):
     assert page.locator("mjx-merror").count() == 0
     assert bool(formulas) == ("index" not in path)
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    filters = page.evaluate(
+        "[...document.querySelectorAll('article img')].map(image => getComputedStyle(image).filter)"
+    )
+    assert set(filters) <= {"none"}, "a figure's colours are changed"
     for width in (390, 1280):  # a telephone, a laptop
         page.set_viewport_size({"width": width, "height": 1800})
         over = page.evaluate("document.documentElement.scrollWidth") - width
