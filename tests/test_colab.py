@@ -1,5 +1,6 @@
 """Colab: its versions are admitted, the lessons' first cell leaves them alone, and the address stands in one place."""
 
+import ast
 import json
 import re
 import runpy
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import nbformat
@@ -23,6 +25,10 @@ stamp = runpy.run_path(str(ROOT / ".github" / "stamp_address.py"))
 
 COLAB = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "tests/colab_versions.txt").read_text(encoding="utf-8")))
 COLABS_PYTHON = "3.13.0"
+# What else Colab has: imported name -> the package of its list that requires it.
+BROUGHT = {"safetensors": "transformers", "huggingface_hub": "transformers", "PIL": "matplotlib"}
+# What it may lack: jaxtyping is left out where it is missing; lesson 6 says how to install peft.
+OPTIONAL = {"jaxtyping", "peft"}
 INDIRECT = {"numpy", "ipython"}  # what the lessons use and pyproject.toml leaves to torch and to ipykernel
 
 # Runs a cell three times, with and without Colab's module and `helpers`, and records what it asks of pip.
@@ -71,6 +77,27 @@ def test_colabs_versions_are_admitted(name):
 
 def test_colabs_python_is_admitted():
     assert Requirement(f"course{PROJECT['requires-python']}").specifier.contains(Version(COLABS_PYTHON))
+
+
+def imported(source: str) -> set[str]:
+    """The first part of each module's name that is imported anywhere in the source."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
+
+
+def test_colab_has_what_helpers_and_the_lessons_import():
+    names = set().union(*(imported(path.read_text(encoding="utf-8")) for path in (ROOT / "helpers").glob("*.py")))
+    for path in LESSONS:
+        _, *cells = [cell for cell in nbformat.read(path, nbformat.NO_CONVERT).cells if cell.cell_type == "code"]
+        names |= set().union(*(imported(cell.source) for cell in cells))
+    wanted = names - sys.stdlib_module_names - {"helpers"} - OPTIONAL
+    assert {"torch", "einops", "transformers", "IPython"} <= wanted
+    assert {name for name in wanted if name.lower() not in COLAB} == set(BROUGHT)
+    for name, bringer in BROUGHT.items():
+        distribution = {"PIL": "pillow"}.get(name, canonicalize_name(name))
+        assert distribution in {canonicalize_name(Requirement(each).name) for each in requires(bringer)}
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
