@@ -16,6 +16,7 @@ _MODULE_OF = {
     "T5Prefix": "t5",
     "PrefixPerRow": "t5",
     "T5WithPrefix": "t5",
+    "LeanT5": "lean_t5",
     "PeftT5Prefix": "peft_prefix",
     "from_peft": "peft_prefix",
     "to_peft": "peft_prefix",

@@ -1,6 +1,6 @@
 """The loss of a frozen T5 with a prefix, in fewer operations and on real tokens alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +23,8 @@ class LeanT5:
 
     - Only attention sees padding. Norms, projections and feed-forward layers work on real tokens, one row each; in the
       decoder, on those up to the last label.
-    - Matrices that read the same states are one: query, key and value of self-attention; keys and values of all
-      cross-attentions. Each norm's weight is multiplied into the matrices behind it.
+    - Matrices for keys and values that read the same states are one, for all cross-attentions together. Each norm's
+      weight is multiplied into the matrices behind it.
     - The logits are never all there at once: see `frozen_cross_entropy`.
 
     The joined matrices are copies, made once: what is done to the model's weights afterwards does not reach them.
@@ -63,7 +63,9 @@ class LeanT5:
             self.lm_head *= model.model_dim**-0.5
         self.activation = ACT2FN[model.config.dense_act_fn]
 
-    def __call__(self, batch: dict, prefix, *, encoded: Float[Tensor, "tokens d_model"] | None = None) -> Tensor:
+    def __call__(
+        self, batch: Mapping[str, Tensor], prefix, *, encoded: Float[Tensor, "tokens d_model"] | None = None
+    ) -> Tensor:
         """The mean cross-entropy over the labels.
 
         Args:
@@ -94,7 +96,7 @@ class LeanT5:
             states = self._feed_forward(states, weights)
         return frozen_cross_entropy(self._norm(states)[labelled[needed]], self.lm_head, labels[labelled])
 
-    def encode(self, batch: dict, prefix) -> Float[Tensor, "tokens d_model"]:
+    def encode(self, batch: Mapping[str, Tensor], prefix) -> Float[Tensor, "tokens d_model"]:
         """The encoder's states of all real tokens, row after row, normed but not yet multiplied by the norm's weight.
 
         The same for every prefix without the site "encoder". Raises ValueError for a source without a token.
@@ -124,9 +126,12 @@ class LeanT5:
         return Site(Padding(tokens), layers, added)
 
     def _self_attention(self, states: Tensor, site: "Site", layer: int, weights: dict) -> Tensor:
-        projected = site.queries.pad(F.linear(self._norm(states), weights["query_key_value"]))
-        query_key_value = rearrange(projected, "b s (qkv h d) -> qkv b h s d", qkv=3, d=self.d_kv)
-        return states + F.linear(site.attend(layer, *query_key_value), weights["output"])
+        normed = self._norm(states)
+        # The query is kept for the backward pass, keys and values are not, once they have been joined to a prefix.
+        query = rearrange(site.queries.pad(F.linear(normed, weights["query"])), "b s (h d) -> b h s d", d=self.d_kv)
+        key_value = site.queries.pad(F.linear(normed, weights["key_value"]))
+        key_value = rearrange(key_value, "b s (kv h d) -> kv b h s d", kv=2, d=self.d_kv)
+        return states + F.linear(site.attend(layer, query, *key_value), weights["output"])
 
     def _feed_forward(self, states: Tensor, weights: dict) -> Tensor:
         inner = F.linear(self._norm(states), weights["inner"])
@@ -179,7 +184,8 @@ def _joined_layer(block: nn.Module) -> dict[str, Tensor]:
     own, inner = first.SelfAttention, last.DenseReluDense
     gated = hasattr(inner, "wi_0")
     weights = {
-        "query_key_value": _joined(first.layer_norm, own.q, own.k, own.v),
+        "query": _joined(first.layer_norm, own.q),
+        "key_value": _joined(first.layer_norm, own.k, own.v),
         "output": own.o.weight,
         "inner": _joined(last.layer_norm, *((inner.wi_0, inner.wi_1) if gated else (inner.wi,))),
         "outer": inner.wo.weight,

@@ -1,5 +1,7 @@
 """The loss of a batch, with logits only where they are needed."""
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from helpers._shapes import Float, Shaped
 LOGIT_BYTES = 2**25  # of logits at a time
 
 
-def labelled_loss(model: nn.Module, batch: dict) -> Tensor:
+def labelled_loss(model: nn.Module, batch: Mapping) -> Tensor:
     """The mean cross-entropy of `model(**batch).loss`, with the vocabulary's logits only where there is a label.
 
     Padded labels (-100) carry no loss, yet the model would compute a row of logits for each: on short targets in a

@@ -118,7 +118,10 @@ def with_prefix_columns(
     if mask is None:
         return None
     is_bool = mask.dtype == torch.bool
-    mask = F.pad(mask.expand(*mask.shape[:-1], key_length), (prefix_length, 0), value=True if is_bool else 0.0)
+    mask = mask.expand(*mask.shape[:-1], key_length)
+    # A GPU's kernels copy a mask in every layer whose rows do not begin at multiples of 8 numbers.
+    unused = -(prefix_length + key_length) % 8
+    mask = F.pad(mask, (prefix_length, unused), value=True if is_bool else 0.0)[..., : prefix_length + key_length]
     if prefix_mask is None:
         return mask
     allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]

@@ -51,7 +51,7 @@ FAULTS = [
     Fault("attention.py", "if query.shape[:2] != key.shape[:2]:", "if False:", "test_attention.py"),
     # joining a prefix
     Fault("prefix.py", "torch.cat([prefix, content], dim=2)", "torch.cat([content, prefix], dim=2)", "test_prefix.py"),
-    Fault("prefix.py", "(prefix_length, 0), value=True", "(0, prefix_length), value=True", "test_prefix.py"),
+    Fault("prefix.py", "(prefix_length, unused), value", "(0, prefix_length + unused), value", "test_prefix.py"),
     Fault("prefix.py", "True if is_bool else 0.0", "0.0", "test_prefix.py"),
     Fault("prefix.py", "mask & allowed if is_bool", "mask if is_bool", "test_rows.py"),
     Fault("prefix.py", "torch.where(allowed, mask, -torch.inf)", "mask", "test_rows.py"),

@@ -143,6 +143,7 @@ def test_lean_training_needs_an_attached_prefix():
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_it_refuses_what_it_would_get_wrong():
     with pytest.raises(TypeError, match="UMT5ForConditionalGeneration"):
         LeanT5(make_model("umt5"))

@@ -10,7 +10,7 @@ from torch import nn
 
 from helpers.attention import scaled_dot_product_attention
 from helpers.masks import causal_mask
-from helpers.prefix import PrefixEncoder, join_prefix
+from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
 
 BATCH, HEADS, PREFIX, KEYS, HEAD_DIM = 2, 5, 3, 7, 4
 
@@ -88,6 +88,16 @@ def test_the_prefix_takes_the_dtype_of_the_keys_and_its_gradient_stays_float32()
     (long_key.sum() + long_value.sum()).backward()
     assert prefix_key.grad.dtype == torch.float32
     assert (prefix_key.grad == BATCH).all()
+
+
+@pytest.mark.parametrize("keys", [5, 8, 11])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_rows_of_a_longer_mask_begin_at_multiples_of_eight(keys, dtype):
+    """A GPU's fused attention otherwise copies the mask into such rows, in every layer."""
+    mask = with_prefix_columns(torch.ones(2, 1, 6, keys).to(dtype), 3, keys)
+    assert mask.shape == (2, 1, 6, 3 + keys)
+    assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
+    assert mask.stride(-1) == 1
 
 
 @pytest.mark.usefixtures("unchecked")

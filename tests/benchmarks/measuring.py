@@ -1,8 +1,10 @@
-"""Side by side in one process: variants of the same work, interleaved, as ratios of CPU time.
+"""Side by side in one process: variants of the same work, interleaved, as ratios of time.
 
 Each round runs every variant once in a shuffled order; a ratio is the median, over rounds, of the time of a variant
-through that of the reference in the same round, so that a slow moment of the machine hits both. One thread. glibc's
-malloc gives large blocks back at once and takes them again, at a cost of 5 to 8 %, unless its thresholds are fixed.
+through that of the reference in the same round, so that a slow moment of the machine hits both.
+
+On a CPU the time is the process's own, with one thread; glibc's malloc gives large blocks back at once and takes them
+again, at a cost of 5 to 8 %, unless its thresholds are fixed. On a GPU it is the clock's, until the device is done.
 """
 
 import os
@@ -27,10 +29,11 @@ Variants = dict[str, Callable[[], object]]
 class Result:
     """One variant against the reference of its table."""
 
-    ratio: float  # median of same-round ratios of CPU time; the reference has 1
+    ratio: float  # median of same-round ratios of time; the reference has 1
     low: float  # their quartiles
     high: float
-    milliseconds: float  # median CPU time
+    milliseconds: float  # median time
+    memory: float  # peak_megabytes through the reference's
     peak_megabytes: float  # live bytes that torch allocated during a call, at their highest
     operations: int  # aten operations of a call, views left out
     gigaflops: float  # of matrix products and attention
@@ -51,8 +54,13 @@ class _Counter(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def peak_bytes(call: Callable[[], object]) -> int:
+def peak_bytes(call: Callable[[], object], device: str) -> int:
     """The most bytes that were live at once, above what was live before the call."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     live = highest = 0
@@ -63,17 +71,30 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return highest
 
 
-def compare(variants: Variants, reference: str, *, rounds: int, seed: int = 0) -> dict[str, Result]:
-    """Run every variant `rounds` times, and once more for memory, operations and FLOPs."""
+def seconds(call: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def compare(
+    variants: Variants, reference: str, *, rounds: int, device: str = "cpu", seed: int = 0
+) -> dict[str, Result]:
+    """Run every variant `rounds` times, and once more each for memory, operations and FLOPs."""
     order = random.Random(seed)
     times: dict[str, list[float]] = {name: [] for name in variants}
     for call in variants.values():
         call()  # what is done once is not measured
     for _ in range(rounds):
         for name in order.sample(list(variants), len(variants)):
-            start = time.process_time()
-            variants[name]()
-            times[name].append(time.process_time() - start)
+            times[name].append(seconds(variants[name], device))
+    peaks = {name: peak_bytes(call, device) for name, call in variants.items()}
     results = {}
     for name, call in variants.items():
         ratios = [own / other for own, other in zip(times[name], times[reference], strict=True)]
@@ -87,26 +108,30 @@ def compare(variants: Variants, reference: str, *, rounds: int, seed: int = 0) -
             low=low,
             high=high,
             milliseconds=1000 * statistics.median(times[name]),
-            peak_megabytes=peak_bytes(call) / 1e6,
+            memory=peaks[name] / peaks[reference],
+            peak_megabytes=peaks[name] / 1e6,
             operations=counter.operations,
             gigaflops=flops.get_total_flops() / 1e9,
         )
     return results
 
 
-def markdown(title: str, results: dict[str, Result], targets: dict[str, float]) -> str:
-    """The table, with the target of each variant that has one and whether it is met."""
+def markdown(title: str, results: dict[str, Result], targets: dict[str, dict[str, float]]) -> str:
+    """The table, with the targets of each variant for "ratio" and "memory" and whether they are met."""
     lines = [
         f"**{title}**\n",
-        "| variant | ratio | quartiles | target | ms | peak MB | operations | GFLOP |",
-        "|---|---|---|---|---|---|---|---|",
+        "| variant | time | quartiles | wanted | memory | wanted | ms | peak MB | operations | GFLOP |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
-        target = targets.get(name)
-        wanted = "" if target is None else f"{target:.2f} {'met' if result.ratio <= target else 'missed'}"
+        wanted = {"ratio": "", "memory": ""}
+        for kind, target in targets.get(name, {}).items():
+            met = round(getattr(result, kind), 2) <= target
+            wanted[kind] = f"{target:.2f}, {'met' if met else 'missed'}"
         lines.append(
-            f"| {name} | {result.ratio:.2f} | {result.low:.2f} to {result.high:.2f} | {wanted} | "
-            f"{result.milliseconds:.1f} | {result.peak_megabytes:.1f} | {result.operations} | {result.gigaflops:.2f} |"
+            f"| {name} | {result.ratio:.2f} | {result.low:.2f} to {result.high:.2f} | {wanted['ratio']} | "
+            f"{result.memory:.2f} | {wanted['memory']} | {result.milliseconds:.1f} | {result.peak_megabytes:.1f} | "
+            f"{result.operations} | {result.gigaflops:.2f} |"
         )
     return "\n".join(lines) + "\n"
 

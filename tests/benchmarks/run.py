@@ -1,13 +1,17 @@
-"""The benchmarks: `python tests/benchmarks/run.py [attention] [step] [generate] [length] [start]`; no name means all.
+"""The benchmarks: `python tests/benchmarks/run.py [attention] [step] [length] [shape] [generate] [start]`; none = all.
 
-Prints a table for each, and stores them in results.json beside this file. `--quick` runs few rounds, to see that it
-works. Random weights of t5-small's shape, and the bundled bases. peft takes part where it is installed (it is in the
-extra `lab`), adapters where it is.
+Prints a table for each, and stores them in `helpers/bundled/costs.json`, which lesson 8 draws, and the picture beside
+this file. `--quick` runs few rounds and stores nothing. Random weights of t5-small's shape, and the bundled base. peft
+takes part where it is installed (it is in the extra `lab`). About fifteen minutes on one free core.
+
+`--device cuda` runs training steps of t5-small's and t5-base's shape on a GPU, in float32 and bfloat16, compiled and
+not, and stores them under the device's name in `costs_gpu.json` in the working folder.
 """
 
 import argparse
 import json
 import platform
+import statistics
 import subprocess
 import sys
 from functools import partial
@@ -22,11 +26,16 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from helpers import MultiHeadAttention, T5Prefix, load_base, load_task, scaled_dot_product_attention
-from helpers.training import collate, labelled_loss
+from helpers import LeanT5, MultiHeadAttention, T5Prefix, load_base, load_task, scaled_dot_product_attention
+from helpers.figures import curves
+from helpers.losses import labelled_loss
+from helpers.training import collate
 
-RESULTS = Path(__file__).with_name("results.json")
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "helpers" / "bundled" / "costs.json"
+PICTURE = Path(__file__).with_name("cost_by_prefix_length.png")
 SITES = {"decoder": ("decoder",), "three sites": ("encoder", "decoder", "cross")}
+LENGTHS = (1, 20, 50, 100, 200, 512)
 PEER = "peft, decoder" if find_spec("peft") else "full fine-tuning"
 
 
@@ -55,39 +64,43 @@ def attention_variants(batch: int, length: int, heads: int, head_dim: int) -> me
     }
 
 
-def module_variants(batch: int, length: int, width: int, heads: int) -> measuring.Variants:
-    """The whole module, projections included: forward and backward."""
+def module_variants(batch: int, length: int, width: int, heads: int, *, backward: bool) -> measuring.Variants:
+    """The whole module, projections included."""
     x = torch.randn(batch, length, width, requires_grad=True)
     torchs, ours = nn.MultiheadAttention(width, heads, bias=False, batch_first=True), MultiHeadAttention(width, heads)
-    return {
-        "nn.MultiheadAttention": lambda: torchs(x, x, x, need_weights=False)[0].sum().backward(),
-        "MultiHeadAttention": lambda: ours(x).sum().backward(),
-        "MultiHeadAttention, with weights": lambda: ours(x, need_weights=True)[0].sum().backward(),
+    outputs = {
+        "nn.MultiheadAttention": lambda: torchs(x, x, x, need_weights=False)[0],
+        "nn.MultiheadAttention, as called by default": lambda: torchs(x, x, x)[0],
+        "MultiHeadAttention": lambda: ours(x),
+        "MultiHeadAttention, with weights": lambda: ours(x, need_weights=True)[0],
     }
+    if not backward:
+        return outputs
+    return {name: lambda output=output: output().sum().backward() for name, output in outputs.items()}
 
 
 # --- a training step -------------------------------------------------------------------------------------------------
 
 
-def t5_small() -> T5ForConditionalGeneration:
+def random_t5(**sizes) -> T5ForConditionalGeneration:
+    """T5Config's defaults are t5-small's."""
     torch.manual_seed(0)
-    config = T5Config(decoder_start_token_id=0)  # its defaults are t5-small's
-    return T5ForConditionalGeneration(config).eval()
+    return T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **sizes)).eval()
 
 
 def bundled() -> T5ForConditionalGeneration:
     return load_base()[0]
 
 
-def batch_for(size: str, *, padded: float = 0.0) -> dict[str, torch.Tensor]:
-    """t5-small: 8 sources of 64 tokens, targets of 32; bundled: 32 biographies and their cards."""
-    if size == "bundled":
-        return collate(load_base()[1], load_task("card").train[:32])
+def random_batch(rows: int = 8, source: int = 64, target: int = 32) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
-    batch = {"input_ids": torch.randint(2, 32000, (8, 64)), "labels": torch.randint(2, 32000, (8, 32))}
-    if padded:
-        batch["labels"][:, int(32 * (1 - padded)) :] = -100
-    return {**batch, "attention_mask": torch.ones(8, 64, dtype=torch.long)}
+    ids, labels = (torch.randint(2, 32000, (rows, length)) for length in (source, target))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def cards() -> dict[str, torch.Tensor]:
+    """32 biographies and their cards: real texts, so a quarter of a batch is padding."""
+    return collate(load_base()[1], load_task("card").train[:32])
 
 
 def step(loss, parameters) -> partial:
@@ -102,14 +115,28 @@ def step(loss, parameters) -> partial:
     return run
 
 
-def prefix_step(make, batch, sites, prefix_length=20, *, cached=False, dtype=torch.float32):
+def full_step(make, batch):
+    model = make()
+    return step(lambda: model(**batch).loss, model.parameters())
+
+
+def prefix_step(make, batch, sites, *, prefix_length=20, lean=False, cached=False, dtype=torch.float32, compiled=False):
+    """cached: the encoder ran before, which is exact, since it has neither a prefix nor dropout."""
     model = make().requires_grad_(False).to(dtype)
     prefix = T5Prefix.for_model(model, prefix_length=prefix_length, sites=sites)
+    if lean:
+        lean_model = LeanT5(model)
+        with torch.no_grad():
+            encoded = lean_model.encode(batch, prefix) if cached else None
+        return step(lambda: lean_model(batch, prefix, encoded=encoded), prefix.parameters())
     prefix.attach(model)
-    if cached:  # exact: the encoder has no prefix and no dropout
+    if cached:
         with torch.no_grad():
             states = model.encoder(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
         batch = {**batch, "input_ids": None, "encoder_outputs": BaseModelOutput(states)}
+    if compiled:
+        forward = torch.compile(model)
+        return step(lambda: forward(**batch).loss, prefix.parameters())
     return step(lambda: labelled_loss(model, batch), prefix.parameters())
 
 
@@ -122,7 +149,7 @@ def peft_step(make, batch, prefix_length=20):
 
 
 def floor_step(make, batch, sites):
-    """What no prefix can save: forward, and backward through the activations alone."""
+    """What no prefix can save in transformers: forward, and backward through the activations alone."""
     model = make().requires_grad_(False)
     source, target = (
         model.get_input_embeddings()(ids) for ids in (batch["input_ids"], model._shift_right(batch["labels"]))
@@ -141,33 +168,30 @@ def floor_step(make, batch, sites):
     return run
 
 
-def step_variants(size: str) -> measuring.Variants:
-    make, batch = {"t5-small": t5_small, "bundled": bundled}[size], batch_for(size)
-    variants = {"full fine-tuning": full_step(make(), batch)}
+def prefix_variants(make, batch, **options) -> measuring.Variants:
+    """Ours in two arrangements, the same numbers from both: attached to transformers' model, and LeanT5."""
+    variants = {
+        f"{arrangement}, {name}": prefix_step(make, batch, sites, lean=arrangement == "lean", **options)
+        for name, sites in SITES.items()
+        for arrangement in ("attached", "lean")
+    }
+    if find_spec("peft"):
+        variants["peft, decoder"] = peft_step(make, batch, options.get("prefix_length", 20))
+    return variants
+
+
+def step_variants(make, batch, *, half: bool) -> measuring.Variants:
+    variants = prefix_variants(make, batch)
+    for arrangement in ("attached", "lean"):
+        options = {"lean": arrangement == "lean", "cached": True}
+        name = f"{arrangement}, decoder, encoder cached"
+        variants[name] = prefix_step(make, batch, SITES["decoder"], **options)
+        if half:
+            options["dtype"] = torch.bfloat16
+            variants[f"{name}, bf16 base"] = prefix_step(make, batch, SITES["decoder"], **options)
     for name, sites in SITES.items():
         variants[f"floor, {name}"] = floor_step(make, batch, sites)
-        variants[f"ours, {name}"] = prefix_step(make, batch, sites)
-    variants["ours, decoder, encoder cached"] = prefix_step(make, batch, SITES["decoder"], cached=True)
-    if size == "t5-small":
-        half = {"cached": True, "dtype": torch.bfloat16}
-        variants["ours, decoder, encoder cached, bf16 base"] = prefix_step(make, batch, SITES["decoder"], **half)
-    if find_spec("peft"):
-        variants["peft, decoder"] = peft_step(make, batch)
-    return variants
-
-
-def full_step(model, batch):
-    return step(lambda: model(**batch).loss, model.parameters())
-
-
-def length_variants(prefix_length: int) -> measuring.Variants:
-    batch = batch_for("t5-small")
-    variants = {"floor, decoder": floor_step(t5_small, batch, SITES["decoder"])}
-    for name, sites in SITES.items():
-        variants[f"ours, {name}"] = prefix_step(t5_small, batch, sites, prefix_length)
-    if find_spec("peft"):
-        variants["peft, decoder"] = peft_step(t5_small, batch, prefix_length)
-    return variants
+    return variants | {"full fine-tuning": full_step(make, batch)}
 
 
 # --- generation ------------------------------------------------------------------------------------------------------
@@ -179,7 +203,8 @@ def generate_variants(make, rows: int, source: int, prefix_length: int) -> measu
     bare, prefixed = make(), make()
     ids = torch.randint(2, bare.config.vocab_size - 100, (rows, source))
     options = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False}
-    T5Prefix.for_model(prefixed, prefix_length=prefix_length).eval().attach(prefixed)
+    prefix = T5Prefix.for_model(prefixed, prefix_length=prefix_length).requires_grad_(False)
+    prefix.eval().attach(prefixed)
     variants = {
         "no prefix": lambda: bare.generate(ids, **options),
         "ours, three sites": lambda: prefixed.generate(ids, **options),
@@ -188,7 +213,7 @@ def generate_variants(make, rows: int, source: int, prefix_length: int) -> measu
         from peft import PrefixTuningConfig, get_peft_model
 
         config = PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=prefix_length)
-        with_peft = get_peft_model(make(), config).eval()
+        with_peft = get_peft_model(make(), config).eval().requires_grad_(False)
         variants["peft, which drops the prefix"] = lambda: with_peft.generate(input_ids=ids, **options)
     return variants
 
@@ -209,21 +234,53 @@ def start_seconds(statement: str) -> float:
     return float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
 
 
+# --- on a GPU ----------------------------------------------------------------------------------------------------
+
+T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+
+
+def on_gpu(make):
+    return lambda: make().cuda()
+
+
+def gpu_variants(sizes: dict) -> measuring.Variants:
+    make = on_gpu(partial(random_t5, **sizes))
+    batch = {name: tensor.cuda() for name, tensor in random_batch(32, 128, 64).items()}
+    variants = {"full fine-tuning": full_step(make, batch)}
+    if find_spec("peft"):
+        variants["peft, decoder"] = peft_step(make, batch)
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, sites in SITES.items():
+            for label, options in {"attached": {}, "compiled": {"compiled": True}, "lean": {"lean": True}}.items():
+                variant = f"{label}, {name}, {str(dtype).removeprefix('torch.')}"
+                variants[variant] = prefix_step(make, batch, sites, dtype=dtype, **options)
+    return variants
+
+
 # --- the tables ----------------------------------------------------------------------------------------------------
 
-# The most that each may cost, as a ratio to its table's reference.
+# The most that each may cost, relative to its table's reference.
 TARGETS = {
-    "module": {"MultiHeadAttention": 0.97},
+    "module, forward and backward": {"MultiHeadAttention": {"ratio": 0.97, "memory": 0.5}},
     "step t5-small": {
-        "ours, decoder": 1.00,
-        "ours, decoder, encoder cached": 0.70,
-        "ours, decoder, encoder cached, bf16 base": 0.45,
-        "ours, three sites": 1.40,
+        "attached, decoder": {"ratio": 1.00, "memory": 0.8},
+        "lean, decoder": {"ratio": 1.00, "memory": 0.8},
+        "attached, decoder, encoder cached": {"ratio": 0.70},
+        "lean, decoder, encoder cached": {"ratio": 0.70},
+        "attached, decoder, encoder cached, bf16 base": {"ratio": 0.45},
+        "lean, decoder, encoder cached, bf16 base": {"ratio": 0.45},
+        "attached, three sites": {"ratio": 1.40},
+        "lean, three sites": {"ratio": 1.40},
     },
-    "step bundled": {"ours, decoder": 0.75, "ours, decoder, encoder cached": 0.55, "ours, three sites": 1.05},
-    "generate t5-small, 1 row": {"ours, three sites": 1.05},
-    "generate t5-small, 16 rows": {"ours, three sites": 1.05},
-    "generate t5-small, 8 rows, source 384, prefix 100": {"ours, three sites": 1.15},
+    "step bundled": {
+        "lean, decoder": {"ratio": 0.75, "memory": 0.8},
+        "lean, decoder, encoder cached": {"ratio": 0.55},
+        "lean, three sites": {"ratio": 1.05},
+    },
+    "prefix length 512": {"attached, decoder": {"memory": 0.5}, "lean, decoder": {"memory": 0.5}},
+    "generate t5-small, 1 row": {"ours, three sites": {"ratio": 1.05}},
+    "generate t5-small, 16 rows": {"ours, three sites": {"ratio": 1.05}},
+    "generate t5-small, 8 rows, source 384, prefix 100": {"ours, three sites": {"ratio": 1.15}},
 }
 
 
@@ -232,52 +289,76 @@ def tables(chosen: list[str]):
     if "attention" in chosen:
         for length in (8, 128, 512):
             yield f"attention, length {length}", attention_variants(8, length, 8, 64), "textbook", 40
-        yield "module", module_variants(8, 128, 512, 8), "nn.MultiheadAttention", 60
+        for label, backward in {"forward": False, "forward and backward": True}.items():
+            yield f"module, {label}", module_variants(8, 128, 512, 8, backward=backward), "nn.MultiheadAttention", 60
     if "step" in chosen:
-        yield "step bundled", step_variants("bundled"), PEER, 40
-        yield "step t5-small", step_variants("t5-small"), PEER, 15
-    if "generate" in chosen:
-        yield "generate t5-small, 1 row", generate_variants(t5_small, 1, 64, 20), "no prefix", 8
-        yield "generate t5-small, 16 rows", generate_variants(t5_small, 16, 64, 20), "no prefix", 5
-        yield (
-            "generate t5-small, 8 rows, source 384, prefix 100",
-            generate_variants(t5_small, 8, 384, 100),
-            "no prefix",
-            5,
-        )
+        yield "step bundled", step_variants(bundled, cards(), half=False), PEER, 40
+        yield "step t5-small", step_variants(random_t5, random_batch(), half=True), PEER, 15
     if "length" in chosen:
-        for length in (1, 20, 100, 512):
-            yield f"prefix length {length}", length_variants(length), "floor, decoder", 8
+        for length in LENGTHS:
+            variants = prefix_variants(random_t5, random_batch(), prefix_length=length)
+            yield f"prefix length {length}", variants, "peft, decoder", 6
+    if "shape" in chosen:
+        for rows, source in ((1, 64), (32, 64), (8, 16), (8, 256)):
+            variants = prefix_variants(random_t5, random_batch(rows, source))
+            yield f"{rows} rows, source {source}", variants, "peft, decoder", 5
+    if "generate" in chosen:
+        yield "generate bundled, 1 row", generate_variants(bundled, 1, 32, 20), "no prefix", 12
+        yield "generate t5-small, 1 row", generate_variants(random_t5, 1, 64, 20), "no prefix", 8
+        yield "generate t5-small, 16 rows", generate_variants(random_t5, 16, 64, 20), "no prefix", 6
+        variants = generate_variants(random_t5, 8, 384, 100)
+        yield "generate t5-small, 8 rows, source 384, prefix 100", variants, "no prefix", 6
+
+
+def draw(stored: dict) -> None:
+    """The cost of a step against the prefix's length, as a picture."""
+    names = ("peft, decoder", "attached, decoder", "lean, decoder", "attached, three sites", "lean, three sites")
+    series = {name: [stored[f"prefix length {n}"][name]["milliseconds"] for n in LENGTHS] for name in names}
+    options = {"x_label": "prefix length", "y_label": "CPU time (ms)", "log_x": True, "from_zero": True, "digits": 0}
+    curves(series, x=LENGTHS, title="A training step, t5-small's shape", path=PICTURE, **options)
 
 
 def main() -> None:
-    names = ["attention", "step", "generate", "length", "start"]
+    names = ["attention", "step", "length", "shape", "generate", "start"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="three rounds each, nothing stored")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(names)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    versions["transformers"] = transformers.__version__
+    if arguments.device == "cuda":
+        run_on_gpu(versions | {"device": torch.cuda.get_device_name()})
+        return
     measuring.fix_environment()
     chosen = arguments.names or names
     stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    stored["versions"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "machine": platform.machine(),
-    }
+    stored["versions"] = versions
     for name, variants, reference, rounds in tables(chosen):
         results = measuring.compare(variants, reference, rounds=3 if arguments.quick else rounds)
-        print(measuring.markdown(f"{name}, ratio to {reference}", results, TARGETS.get(name, {})), flush=True)
+        print(measuring.markdown(f"{name}, relative to {reference}", results, TARGETS.get(name, {})), flush=True)
         stored[name] = measuring.as_json(results)
     if "start" in chosen:
-        seconds = {name: min(start_seconds(statement) for _ in range(3)) for name, statement in IMPORTS.items()}
-        print("\n".join(f"start-up, {name}: {value:.2f} CPU s" for name, value in seconds.items()))
-        stored["start"] = seconds
+        stored["start"] = {
+            name: round(statistics.median(start_seconds(statement) for _ in range(5)), 3)
+            for name, statement in IMPORTS.items()
+        }
+        print("\n".join(f"start-up, {name}: {value:.2f} CPU s" for name, value in stored["start"].items()))
     if not arguments.quick:
         RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        if find_spec("peft") and all(f"prefix length {length}" in stored for length in LENGTHS):
+            draw(stored)
+
+
+def run_on_gpu(stored: dict) -> None:
+    for name, sizes in {"t5-small": {}, "t5-base": T5_BASE}.items():
+        results = measuring.compare(gpu_variants(sizes), "full fine-tuning", rounds=20, device="cuda")
+        print(measuring.markdown(f"step {name}, {stored['device']}", results, {}), flush=True)
+        stored[f"step {name}"] = measuring.as_json(results)
+    Path("costs_gpu.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
