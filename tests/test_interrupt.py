@@ -75,7 +75,7 @@ def test_an_interrupt_of_fit_keeps_the_prefix_so_far(kernel):
     written, state = kernel.cell("second", stop_at=" 30")
     assert state == "ok"
     assert re.match(r"100 steps:( \d0)+; interrupted after \d\d\nexact match on validation dates", written)
-    for name in ("failures-function", "failures-show"):
+    for name in ("failures-function", "failures-show", "failures-count", "failures-sure"):
         assert kernel.cell(name)[1] == "ok", name
     keep = "italian_prefix.save_pretrained(folder := Path(tempfile.mkdtemp()) / 'italian')"
     same = (
