@@ -18,7 +18,7 @@ SITE = Path(__file__).parent
 ROOT = SITE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BLOB = f"{PROJECT['urls']['Repository']}/blob/main"
-PICTURE = ".github/readme_picture.png"
+PICTURES = (".github/readme_picture.png", ".github/cost_by_prefix_length.png")  # of the README
 FIRST, LAST = "index.md", "notebooks/notation.md"
 
 
@@ -26,9 +26,10 @@ def lay_out(source: Path) -> None:
     """Put what Sphinx is to read into one folder, in the repository's own order but for the README."""
     lessons = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     pages = {"README.md": FIRST, LAST: LAST, **{name: name for name in lessons}}
-    for name in (PICTURE, *pages):
+    for name in (*PICTURES, *pages):
         (source / name).parent.mkdir(exist_ok=True)
-    shutil.copy(ROOT / PICTURE, source / PICTURE)
+    for name in PICTURES:
+        shutil.copy(ROOT / name, source / name)
     for name in lessons:
         notebook = nbformat.read(ROOT / name, as_version=nbformat.NO_CONVERT)
         for cell in notebook.cells:

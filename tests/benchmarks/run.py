@@ -1,8 +1,8 @@
 """The benchmarks: `python tests/benchmarks/run.py [attention] [step] [length] [shape] [generate] [start]`; none = all.
 
-Prints a table for each, and stores them in `helpers/bundled/costs.json`, which lesson 8 draws, and the picture beside
-this file. `--quick` runs few rounds and stores nothing. Random weights of t5-small's shape, and the bundled base. peft
-takes part where it is installed (it is in the extra `lab`). About fifteen minutes on one free core.
+Prints a table for each, and stores them in `helpers/bundled/costs.json`, which lesson 8 draws, with a picture for the
+README. `--quick` runs few rounds and stores nothing. Random weights of t5-small's shape, and the bundled base. peft
+takes part where it is installed (it is in the extra `lab`). About twenty minutes on one free core.
 
 `--device cuda` runs training steps of t5-small's and t5-base's shape on a GPU, in float32 and bfloat16, compiled and
 not, and stores them under the device's name in `costs_gpu.json` in the working folder.
@@ -33,7 +33,7 @@ from helpers.training import collate
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "helpers" / "bundled" / "costs.json"
-PICTURE = Path(__file__).with_name("cost_by_prefix_length.png")
+PICTURE = ROOT / ".github" / "cost_by_prefix_length.png"
 SITES = {"decoder": ("decoder",), "three sites": ("encoder", "decoder", "cross")}
 LENGTHS = (1, 20, 50, 100, 200, 512)
 PEER = "peft, decoder" if find_spec("peft") else "full fine-tuning"
@@ -239,20 +239,21 @@ def start_seconds(statement: str) -> float:
 T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
 
 
-def on_gpu(make):
-    return lambda: make().cuda()
+def device_variants(sizes: dict, batch: dict[str, torch.Tensor], device: str) -> measuring.Variants:
+    """One step in float32 and with a bfloat16 base, as it is, compiled, and lean."""
 
+    def make():
+        return random_t5(**sizes).to(device)
 
-def gpu_variants(sizes: dict) -> measuring.Variants:
-    make = on_gpu(partial(random_t5, **sizes))
-    batch = {name: tensor.cuda() for name, tensor in random_batch(32, 128, 64).items()}
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     variants = {"full fine-tuning": full_step(make, batch)}
     if find_spec("peft"):
         variants["peft, decoder"] = peft_step(make, batch)
+    arrangements = {"attached": {}, "compiled": {"compiled": True}, "lean": {"lean": True}}
     for dtype in (torch.float32, torch.bfloat16):
         for name, sites in SITES.items():
-            for label, options in {"attached": {}, "compiled": {"compiled": True}, "lean": {"lean": True}}.items():
-                variant = f"{label}, {name}, {str(dtype).removeprefix('torch.')}"
+            for arrangement, options in arrangements.items():
+                variant = f"{arrangement}, {name}, {str(dtype).removeprefix('torch.')}"
                 variants[variant] = prefix_step(make, batch, sites, dtype=dtype, **options)
     return variants
 
@@ -355,7 +356,8 @@ def main() -> None:
 
 def run_on_gpu(stored: dict) -> None:
     for name, sizes in {"t5-small": {}, "t5-base": T5_BASE}.items():
-        results = measuring.compare(gpu_variants(sizes), "full fine-tuning", rounds=20, device="cuda")
+        variants = device_variants(sizes, random_batch(32, 128, 64), "cuda")
+        results = measuring.compare(variants, "full fine-tuning", rounds=20, device="cuda")
         print(measuring.markdown(f"step {name}, {stored['device']}", results, {}), flush=True)
         stored[f"step {name}"] = measuring.as_json(results)
     Path("costs_gpu.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
