@@ -170,6 +170,8 @@ FAULTS = [
     Fault("training.py", "schedule.step()", "pass", "test_training.py"),
     Fault("training.py", "nn.utils.clip_grad_norm_(parameters, clip)", "pass", "test_training.py"),
     Fault("training.py", "weight_decay=0.0", "weight_decay=0.5", "test_training.py"),
+    Fault("training.py", "signal.signal(signal.SIGINT, before)", "pass", "test_training.py"),
+    Fault("training.py", "interrupts.append(number)", "pass", "test_training.py"),
     Fault("training.py", "p.strip() == t.strip()", "p == t", "test_training.py"),
     Fault("training.py", "/ len(targets)", "/ len(set(targets))", "test_training.py"),
     Fault("training.py", "most_common(1)[0][0]", "most_common()[-1][0]", "test_training.py"),
