@@ -129,7 +129,7 @@ def test_the_readmes_ten_lines_do_what_they_promise(tmp_path):
 def test_every_public_name_can_be_imported_and_is_documented():
     for name in helpers.__all__:
         assert getattr(helpers, name).__doc__, name
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'; it has MultiHeadAttention"):
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'; it has LeanT5, MultiHeadAttention"):
         _ = helpers.nothing
     assert dir(helpers) == helpers.__all__
 
