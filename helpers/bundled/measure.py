@@ -345,6 +345,8 @@ def runs_to_do(rows: list[dict], plan: Sequence[Entry]) -> Iterator[Run]:
 # 23,040 are a prefix of 10, or rank 5 on 18 of 128 x 128.
 PREFIX_LENGTH = {"dates": 5, "wordnet": 10}
 LORA_RANK = {"dates": 3, "wordnet": 5}
+# After 400 steps a prefix for `category` is still getting better, and full fine-tuning is not.
+WORDNET_STEPS = {"category": 800, "card": 400, "bio": 400}
 FULL_RATES = (1e-3, 2e-3, 5e-3)
 LORA_RATES = (3e-3, 1e-2, 3e-2)
 PREFIX_RATES = (0.1, 0.3, 1.0)
@@ -375,26 +377,27 @@ def untrained_entries(task: str) -> list[Entry]:
 # Their seed-0 prefixes lie beside the base.
 SHIPPED = {
     "dates": [prefix_entry("german", "dates", 300)],
-    "wordnet": [prefix_entry(task, "wordnet", 400) for task in ("category", "card", "bio")],
+    "wordnet": [prefix_entry(task, "wordnet", steps) for task, steps in WORDNET_STEPS.items()],
 }
 
 
 def wordnet_plan() -> list[Entry]:
-    """400 steps: the shipped prefixes and full fine-tuning first, then peft's methods, then other lengths."""
+    """The shipped prefixes and full fine-tuning first, then other lengths, then peft's methods, seed 0 first."""
     category, card, bio = SHIPPED["wordnet"]
-    tasks = [entry.run.task for entry in (category, card, bio)]
-    peers = [entry for task in tasks for entry in peft_entries(task, "wordnet", 400)]
+    peers = [entry for task, steps in WORDNET_STEPS.items() for entry in peft_entries(task, "wordnet", steps)]
     lengths = [
-        Entry(prefix_run(entry.run.task, length, 400), seeds=(0,), like=entry)
+        Entry(prefix_run(entry.run.task, length, entry.run.steps), seeds=(0,), like=entry)
         for entry in (card, category)
         for length in (1, 5, 20)
     ]
+    longer = Entry(prefix_run("category", 20, category.run.steps), PREFIX_RATES)
     return [
         *(category, card, bio),
-        *(full_entry(task, 400) for task in tasks),
-        *(entry for task in tasks for entry in untrained_entries(task)),
+        *(full_entry(task, steps) for task, steps in WORDNET_STEPS.items()),
+        *(prefix_entry("category", "wordnet", 400), full_entry("category", 400)),  # half the steps
+        *(entry for task in WORDNET_STEPS for entry in untrained_entries(task)),
+        *(*lengths, longer),
         *(replace(entry, seeds=(0,)) for entry in peers),
-        *lengths,
         *peers,
     ]
 
