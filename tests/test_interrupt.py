@@ -11,7 +11,7 @@ from store_notebooks import NOTEBOOKS
 SECONDS = 300  # for one cell
 LESSON = nbformat.read(NOTEBOOKS / "07_t5_prefix_tuning.ipynb", as_version=nbformat.NO_CONVERT)
 CELLS = {cell.id: cell for cell in LESSON.cells}
-BEFORE_TRAINING = ["load", "q107-sizes", "task", "frozen", "freeze", "q116-nothing-to-train", "prefix"]
+BEFORE_TRAINING = ["load", "q107-sizes", "task", "frozen", "baselines", "freeze", "q116-nothing-to-train", "prefix"]
 
 
 class Kernel:
@@ -61,7 +61,7 @@ def test_after_an_interrupt_of_the_loop_the_cells_below_work(kernel):
     written, state = kernel.cell("loop", stop_at=" 30 ")
     assert state == "KeyboardInterrupt"
     assert "100" not in written
-    for name in ("curve", "generate", "save", "load-again"):
+    for name in ("curve", "generate", "score", "q108-by-hand", "q108-modes", "save", "load-again"):
         written, state = kernel.cell(name)
         assert state == "ok", name
     assert written == "the same texts: True\n"
@@ -71,7 +71,8 @@ def test_after_an_interrupt_of_the_loop_the_cells_below_work(kernel):
 
 
 def test_an_interrupt_of_fit_keeps_the_prefix_so_far(kernel):
-    assert kernel.cell("tune")[1] == "ok"
+    for name in ("tune", "write"):
+        assert kernel.cell(name)[1] == "ok", name
     written, state = kernel.cell("second", stop_at=" 30")
     assert state == "ok"
     assert re.match(r"100 steps:( \d0)+; interrupted after \d\d\nexact match on validation dates", written)
