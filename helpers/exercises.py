@@ -1509,11 +1509,11 @@ def _visible_slots(result, prefixes: list[Tensor], rows: list[int | None]) -> tu
             raise UnreadableError(f"Your {name} should be a tensor, and is a {type(part).__name__}.")
     if visible.dtype != torch.bool or list(visible.shape) != wanted:
         raise UnreadableError(
-            f"Your mask should be bool [rows, longest] = {wanted}, and is {visible.dtype} {list(visible.shape)}."
+            f"Your mask should be bool [batch, longest] = {wanted}, and is {visible.dtype} {list(visible.shape)}."
         )
     if keys.ndim != 4 or [keys.shape[0], keys.shape[2]] != wanted:
         raise UnreadableError(
-            f"Your keys should be [rows, heads, longest, d_kv] with {wanted[0]} rows and {wanted[1]} slots, and are "
+            f"Your keys should be [batch, heads, longest, d_kv] with {wanted[0]} rows and {wanted[1]} slots, and are "
             f"{list(keys.shape)}."
         )
     return keys.masked_fill(~visible[:, None, :, None], 0.0), visible

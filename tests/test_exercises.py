@@ -713,10 +713,10 @@ WRONG_ANSWERS |= {
         (lambda prefixes, rows: stacked(prefixes, sorted(rows, key=str)), "Your result 0"),
         (lambda prefixes, rows: stacked(prefixes, rows)[0], "yours is one Tensor"),
         (lambda prefixes, rows: (stacked(prefixes, rows)[0], rows), "mask should be a tensor, and is a list"),
-        (lambda prefixes, rows: stacked(prefixes, rows, mask=Tensor.long), r"bool \[rows, longest\] = \[6, 3\]"),
+        (lambda prefixes, rows: stacked(prefixes, rows, mask=Tensor.long), r"bool \[batch, longest\] = \[6, 3\]"),
         (
             lambda prefixes, rows: (stacked(prefixes, rows)[0][:, :, :1], stacked(prefixes, rows)[1]),
-            r"\[rows, heads, longest, d_kv\] with 6 rows and 3 slots, and are \[6, 4, 1, 5\]",
+            r"\[batch, heads, longest, d_kv\] with 6 rows and 3 slots, and are \[6, 4, 1, 5\]",
         ),
         (lambda prefixes, rows: torch.stack([prefixes[row] for row in rows]), "raised TypeError"),
     ],
