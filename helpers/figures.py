@@ -715,9 +715,24 @@ def blocks(
             axes.set_yticks(middles[: len(names)], names, rotation=90, va="center")
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
-        handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in colour_of.values()]
-        figure.legend(handles, list(colour_of), loc="lower center", ncols=len(handles))
+        _colour_key(figure, colour_of)
         show(figure, sentence)
+
+
+def _colour_key(figure: Figure, colour_of: Mapping[str, str]) -> None:
+    """A patch and a name for each colour, in a row at the bottom.
+
+    Its places hang on the number of letters alone. A legend's hang on their drawn widths, which differ from one
+    version of matplotlib to the next.
+    """
+    width, height = figure.get_size_inches()
+    patch, gap, between = 0.22, 0.08, 0.25  # inches
+    entries = [patch + gap + _text_width(name, 8) for name in colour_of]
+    x = (width - sum(entries) - between * (len(entries) - 1)) / 2
+    for (name, colour), entry in zip(colour_of.items(), entries, strict=True):
+        figure.add_artist(Rectangle((x / width, 0.13 / height), patch / width, 0.08 / height, color=colour))
+        figure.text((x + patch + gap) / width, 0.17 / height, name, va="center", fontsize=8)
+        x += entry + between
 
 
 def blocks_sentence(
