@@ -8,16 +8,17 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from transformers import MT5ForConditionalGeneration, PreTrainedModel, T5ForConditionalGeneration
-from transformers.activations import ACT2FN
 
 from helpers._shapes import Bool, Float
 from helpers.losses import frozen_cross_entropy
 from helpers.masks import causal_mask, padding_mask
 from helpers.prefix import join_prefix, with_prefix_columns
+from helpers.t5 import PrefixPerRow, T5Prefix
+from helpers.t5_attention import has_dropout_on, row_for_each_example
 
 
 class LeanT5:
-    """A frozen T5 for training a prefix: `LeanT5(model)(batch, prefix)` is `model(**batch).loss` for less work.
+    """A frozen T5 for training a prefix: `LeanT5(model, prefix)(batch)` is `model(**batch).loss` for less work.
 
     The equations are T5's; their arrangement is another, and changes the loss by rounding alone:
 
@@ -25,66 +26,60 @@ class LeanT5:
       decoder, on those up to the last label.
     - Matrices for keys and values that read the same states are one, for all cross-attentions together. Each norm's
       weight is multiplied into the matrices behind it.
-    - The logits are never all there at once: see `frozen_cross_entropy`.
+    - Of the logits, at most 32 MB are there at once: see `frozen_cross_entropy`.
 
-    The joined matrices are copies, made once: what is done to the model's weights afterwards does not reach them.
+    The joined matrices are copies, made once: after a change of the model's weights, dtype or device, make a new one.
+    The prefix need not be attached. Hooks on the model's modules do not run.
 
     Source: Raffel et al. 2020, section 2.1; the prefix: Li & Liang 2021, section 4.
     """
 
     @torch.no_grad()
-    def __init__(self, model: PreTrainedModel):
-        """Args: a frozen T5 or MT5 in evaluation mode, with a language modelling head.
+    def __init__(self, model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow):
+        """Args: a frozen T5 or MT5 in evaluation mode, with a language modelling head; a prefix that fits it.
 
-        Raises TypeError for another model; ValueError if it has dropout or weights to train, or if its weights are not
-        there as plain numbers.
+        Raises TypeError for another model or prefix; ValueError for a model with dropout, weights to train, weights
+        that are no plain numbers, or several dtypes, for a prefix with a position bias, and what `check_fits` raises.
         """
-        if not isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration):
-            raise TypeError(
-                f"LeanT5 needs a T5ForConditionalGeneration or MT5ForConditionalGeneration, got {type(model).__name__}"
-            )
-        trained = sum(parameter.requires_grad for parameter in model.parameters())
-        if model.training or trained:
-            raise ValueError(
-                "LeanT5 has no dropout and trains no weight of the model: call model.eval() and "
-                f"model.requires_grad_(False) first (training mode {model.training}, tensors to train {trained})"
-            )
-        projections = [module for module in model.modules() if hasattr(module, "in_features")]
-        if any(type(module) is not nn.Linear or module.weight.is_meta for module in projections):
-            raise ValueError("LeanT5 multiplies the model's own weights: it takes no quantised or offloaded model")
-        self.model, self.d_kv, self.eps = model, model.config.d_kv, model.config.layer_norm_epsilon
+        _check(model, prefix)
+        self.model, self.prefix, self.d_kv = model, prefix, model.config.d_kv
+        first = model.encoder.block[0].layer[-1]
+        self.eps, self.activation = first.layer_norm.variance_epsilon, first.DenseReluDense.act
         self.encoder_layers = [_joined_layer(block) for block in model.encoder.block]
         self.decoder_layers = [_joined_layer(block) for block in model.decoder.block]
         cross = [block.layer[1].EncDecAttention for block in model.decoder.block]
         key_value = [projection for attention in cross for projection in (attention.k, attention.v)]
         self.cross_key_value = _joined(model.encoder.final_layer_norm, *key_value)
         self.lm_head = _joined(model.decoder.final_layer_norm, model.lm_head)
-        if getattr(model.config, "scale_decoder_outputs", False):  # an MT5 never scales
+        if isinstance(model, T5ForConditionalGeneration) and model.config.scale_decoder_outputs:  # an MT5 never scales
             self.lm_head *= model.model_dim**-0.5
-        self.activation = ACT2FN[model.config.dense_act_fn]
 
     def __call__(
-        self, batch: Mapping[str, Tensor], prefix, *, encoded: Float[Tensor, "tokens d_model"] | None = None
-    ) -> Tensor:
-        """The mean cross-entropy over the labels.
+        self, batch: Mapping[str, Tensor], *, encoded: Float[Tensor, "tokens d_model"] | None = None
+    ) -> Float[Tensor, ""]:
+        """The mean cross-entropy over the labels; NaN without any.
 
         Args:
             batch: `input_ids` and `attention_mask` `[batch, source]`, `labels` `[batch, target]`, -100 where none.
-            prefix: a T5Prefix or PrefixPerRow, attached or not.
             encoded: what `encode` gives for these sources, if it is known already.
 
-        Raises ValueError for a source without a token, or a prefix with a position bias.
+        Raises ValueError for other keys, shapes that do not fit, a source without a token, or states that are encoded
+        already where the prefix has the site "encoder".
         """
-        labels, decoder = batch["labels"], self.model.decoder
-        if prefix.position_bias(decoder, labels.shape[1], 0) is not None:
-            raise ValueError(f"LeanT5 knows no position bias of slots, and the {type(prefix).__name__} has one")
-        encoded = self.encode(batch, prefix) if encoded is None else encoded
+        source, labels, decoder = self._source_mask(batch), batch["labels"], self.model.decoder
+        real = Padding(source[:, 0, 0])
+        if encoded is None:
+            encoded = self.encode(batch)
+        elif "encoder" in self.prefix.sites or len(encoded) != source.sum():
+            raise ValueError(
+                f"encoded {list(encoded.shape)} must have a row for each of the {source.sum()} source tokens, and a "
+                f"prefix at the encoder changes it: this one has the sites {', '.join(self.prefix.sites)}"
+            )
         labelled = labels != -100
         needed = labelled.flip(1).cumsum(dim=1).flip(1) > 0  # no token sees those behind the last label
-        source = padding_mask(batch["attention_mask"])
-        own = self._site("decoder", prefix, needed, causal_mask(labels.shape[1], device=labels.device), decoder)
-        cross = self._site("cross", prefix, needed, source)
-        memory = Padding(source[:, 0, 0]).pad(F.linear(encoded, self.cross_key_value))
+        own = self._site("decoder", needed, causal_mask(labels.shape[1], device=labels.device), decoder)
+        cross = self._site("cross", needed, source)
+        memory = real.pad(F.linear(encoded, self.cross_key_value))
         memory = rearrange(memory, "b s (l kv h d) -> l kv b h s d", l=len(self.decoder_layers), kv=2, d=self.d_kv)
 
         states = decoder.embed_tokens(self.model.prepare_decoder_input_ids_from_labels(labels)[needed])
@@ -96,34 +91,42 @@ class LeanT5:
             states = self._feed_forward(states, weights)
         return frozen_cross_entropy(self._norm(states)[labelled[needed]], self.lm_head, labels[labelled])
 
-    def encode(self, batch: Mapping[str, Tensor], prefix) -> Float[Tensor, "tokens d_model"]:
-        """The encoder's states of all real tokens, row after row, normed but not yet multiplied by the norm's weight.
-
-        The same for every prefix without the site "encoder". Raises ValueError for a source without a token.
-        """
-        source, encoder = padding_mask(batch["attention_mask"]), self.model.encoder
-        if not source.any(dim=-1).all():
-            raise ValueError(f"every source needs a token, and a row of attention_mask {list(source.shape)} has none")
+    def encode(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "tokens d_model"]:
+        """The encoder's states of all real tokens, row after row, normed; the norm's weight is still missing."""
+        source, encoder = self._source_mask(batch), self.model.encoder
         tokens = source[:, 0, 0]
-        site = self._site("encoder", prefix, tokens, source, encoder)
+        site = self._site("encoder", tokens, source, encoder)
         states = encoder.embed_tokens(batch["input_ids"][tokens])
         for layer, weights in enumerate(self.encoder_layers):
             states = self._self_attention(states, site, layer, weights)
             states = self._feed_forward(states, weights)
         return self._norm(states)
 
-    def _site(self, site: str, prefix, tokens, mask, stack=None) -> "Site":
+    def _source_mask(self, batch: Mapping[str, Tensor]) -> Bool[Tensor, "batch 1 1 source"]:
+        if not {"input_ids", "attention_mask"} <= set(batch) <= {"input_ids", "attention_mask", "labels"}:
+            raise ValueError(f"LeanT5 needs input_ids, attention_mask and labels, got {', '.join(batch)}")
+        shapes = {name: list(tensor.shape) for name, tensor in batch.items()}
+        if not shapes["input_ids"] == shapes["attention_mask"] or len({shape[0] for shape in shapes.values()}) > 1:
+            raise ValueError(f"input_ids, attention_mask and labels must have as many rows, got {shapes}")
+        source = padding_mask(batch["attention_mask"])
+        if not source.any(dim=-1).all():
+            raise ValueError(f"every source needs a token, and a row of attention_mask {list(source.shape)} has none")
+        return source
+
+    def _site(self, site: str, tokens: Tensor, mask: Tensor, stack: nn.Module | None = None) -> "Site":
         """Args: which queries are real, [batch, query]; which keys they see; the stack whose position bias they get."""
         added = torch.zeros_like(mask, dtype=self.lm_head.dtype).masked_fill(~mask, -torch.inf)
         if stack is not None:
             length = mask.shape[-1]
-            with torch.no_grad():
-                added = added + stack.block[0].layer[0].SelfAttention.compute_bias(length, length)
-        layers = None
-        if site in prefix.sites:
-            layers = prefix.key_values(site).unbind(0)
-            added = with_prefix_columns(added, layers[0].shape[-2], added.shape[-1], prefix.visible(site))
-        return Site(Padding(tokens), layers, added)
+            added = added + stack.block[0].layer[0].SelfAttention.compute_bias(length, length)
+        layers, slots, visible = None, 0, None
+        if site in self.prefix.sites:
+            layers = [
+                [row_for_each_example(part, len(tokens)) for part in pair] for pair in self.prefix.key_values(site)
+            ]
+            slots, visible = layers[0][0].shape[-2], self.prefix.visible(site)
+            visible = None if visible is None else row_for_each_example(visible, len(tokens))
+        return Site(Padding(tokens), layers, with_prefix_columns(added, slots, added.shape[-1], visible))
 
     def _self_attention(self, states: Tensor, site: "Site", layer: int, weights: dict) -> Tensor:
         normed = self._norm(states)
@@ -135,7 +138,7 @@ class LeanT5:
 
     def _feed_forward(self, states: Tensor, weights: dict) -> Tensor:
         inner = F.linear(self._norm(states), weights["inner"])
-        if self.model.config.is_gated_act:
+        if inner.shape[-1] > weights["outer"].shape[-1]:  # gated
             gate, inner = inner.chunk(2, dim=-1)
             return states + F.linear(self.activation(gate) * inner, weights["outer"])
         return states + F.linear(self.activation(inner), weights["outer"])
@@ -150,7 +153,7 @@ class Site:
     """One attention site of a stack for one batch."""
 
     queries: "Padding"
-    prefixes: Sequence[Tensor] | None  # each layer's [2, batch or 1, heads, prefix, d_kv]
+    prefixes: Sequence[Sequence[Tensor]] | None  # each layer's key and value, [batch or 1, heads, prefix, d_kv]
     added: Float[Tensor, "..."]  # mask and bias with the prefix's columns, the same in every layer
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "tokens inner_dim"]:
@@ -176,6 +179,36 @@ class Padding:
     def drop(self, padded: Float[Tensor, "batch seq features"]) -> Float[Tensor, "tokens features"]:
         rows = padded.flatten(0, 1)
         return rows if self.index is None else rows.index_select(0, self.index)
+
+
+def _check(model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow) -> None:
+    """Refuse what LeanT5 would compute wrongly."""
+    if type(model) not in (T5ForConditionalGeneration, MT5ForConditionalGeneration):
+        raise TypeError(
+            "LeanT5 needs a T5ForConditionalGeneration or MT5ForConditionalGeneration itself, got a "
+            f"{type(model).__name__}: of a wrapper, give the model inside"
+        )
+    if not isinstance(prefix, T5Prefix | PrefixPerRow):
+        raise TypeError(f"LeanT5 needs a T5Prefix or PrefixPerRow, got a {type(prefix).__name__}")
+    prefix.check_fits(model)
+    if prefix.position_bias(model.decoder, 1, 0) is not None:
+        raise ValueError(f"LeanT5 knows no position bias of slots, and the {type(prefix).__name__} has one")
+    dropout, trained = has_dropout_on(model), sum(parameter.requires_grad for parameter in model.parameters())
+    if dropout or trained:
+        raise ValueError(
+            "LeanT5 has no dropout and trains no weight of the model: call model.eval() and "
+            f"model.requires_grad_(False) first (dropout on {dropout}, tensors to train {trained})"
+        )
+    linear = [(name, module) for name, module in model.named_modules() if hasattr(module, "in_features")]
+    for name, module in [("lm_head", model.lm_head), *linear]:
+        if type(module) is not nn.Linear or module.bias is not None or module.weight.is_meta:
+            raise ValueError(
+                "LeanT5 multiplies the weights of nn.Linear layers that have no bias and are in memory, and "
+                f"{name} is {module}: merge or remove adapters, load the model unquantised and not offloaded"
+            )
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if len(dtypes) > 1 or not dtypes <= {torch.float64, torch.float32, torch.bfloat16}:
+        raise ValueError(f"LeanT5 needs a model in float32, float64 or bfloat16 throughout, got {dtypes}")
 
 
 def _joined_layer(block: nn.Module) -> dict[str, Tensor]:

@@ -16,7 +16,8 @@ def labelled_loss(model: nn.Module, batch: Mapping) -> Tensor:
     """The mean cross-entropy of `model(**batch).loss`, with the vocabulary's logits only where there is a label.
 
     Padded labels (-100) carry no loss, yet the model would compute a row of logits for each: on short targets in a
-    padded batch a large part of the step. Equal to the model's own loss up to rounding.
+    padded batch a large part of the step. Equal to the model's own loss up to rounding. One call at a time on a model:
+    it puts a hook on its head.
 
     Args:
         model: a T5 of transformers with a language modelling head.
@@ -38,11 +39,11 @@ def frozen_cross_entropy(
 ) -> Float[Tensor, ""]:
     """The mean cross-entropy of `states @ head.T`, whose gradient reaches `states` alone.
 
-        loss             = mean_t( log sum_v exp(head_v . states_t) - head_label(t) . states_t )
-        dloss / dstates_t = ( sum_v p_v head_v - head_label(t) ) / tokens              p = softmax(head . states_t)
+        loss              = mean_t( log sum_v exp(head_v . states_t) - head_label(t) . states_t )
+        dloss / dstates_t = sum_v (p_v - [v = label(t)]) head_v / tokens              p = softmax(head states_t)
 
-    With a frozen head, the gradient is known as soon as the logits are: 32 MB of logits are made, used for both and
-    thrown away, and then the next.
+    With a frozen head, the gradient is known as soon as the logits are: 32 MB of logits (in float32) are made, used for
+    both and thrown away, and then the next. Every label must be a class: there is no -100.
     """
     return _FrozenCrossEntropy.apply(states, head, labels)
 
@@ -59,7 +60,10 @@ class _FrozenCrossEntropy(torch.autograd.Function):
             total = shares.sum(dim=1, keepdim=True)
             losses.append(total.log() + highest - wanted)
             if ctx.needs_input_grad[0]:
-                gradients.append(shares.to(head.dtype) @ head / total.to(head.dtype) - head[right])
+                # The 1 is taken off before the product: in bfloat16, two products that are nearly equal would leave
+                # their rounding alone.
+                shares.div_(total).scatter_add_(1, right[:, None], -torch.ones_like(total))
+                gradients.append(shares.to(head.dtype) @ head)
         if gradients:
             ctx.save_for_backward(torch.cat(gradients) / len(labels))
         return torch.cat(losses).mean()

@@ -117,15 +117,13 @@ def with_prefix_columns(
         mask = torch.ones(1, 1, 1, key_length, dtype=torch.bool, device=prefix_mask.device)
     if mask is None:
         return None
-    is_bool = mask.dtype == torch.bool
-    mask = mask.expand(*mask.shape[:-1], key_length)
-    # A GPU's kernels copy a mask in every layer whose rows do not begin at multiples of 8 numbers.
-    unused = -(prefix_length + key_length) % 8
-    mask = F.pad(mask, (prefix_length, unused), value=True if is_bool else 0.0)[..., : prefix_length + key_length]
-    if prefix_mask is None:
-        return mask
-    allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
-    return mask & allowed if is_bool else torch.where(allowed, mask, -torch.inf)
+    is_bool, columns = mask.dtype == torch.bool, prefix_length + key_length
+    mask = F.pad(mask.expand(*mask.shape[:-1], key_length), (prefix_length, 0), value=True if is_bool else 0.0)
+    if prefix_mask is not None:
+        allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
+        mask = mask & allowed if is_bool else torch.where(allowed, mask, -torch.inf)
+    # A GPU's fused attention copies a mask, in every layer, unless its rows begin at multiples of 8 numbers.
+    return F.pad(mask.contiguous(), (0, -columns % 8))[..., :columns]
 
 
 class PrefixEncoder(nn.Module):

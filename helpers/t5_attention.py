@@ -127,6 +127,14 @@ def attached_prefix(model: nn.Module) -> nn.Module | None:
     return hooks[0].prefix if hooks else None
 
 
+def has_dropout_on(module: nn.Module) -> bool:
+    """Whether any of T5's dropouts is in training mode; that of the weights hangs on the attention module itself."""
+    return any(
+        part.training and (isinstance(part, nn.Dropout) or hasattr(part, "relative_attention_num_buckets"))
+        for part in module.modules()
+    )
+
+
 def detach_prefix(model: nn.Module) -> None:
     """Take the prefix off `model`, whoever attached it; afterwards the model is as it was before."""
     for stack in stacks_by_site(model).values():
@@ -187,7 +195,7 @@ def _attend(
         position_bias = None  # it has none: transformers hands down zeros for every head, query and key
     added = _added_to_scores(prefix, module, query, key, attention_mask, position_bias)
     if site == "decoder" and prefix_bias is not None:
-        bias = _row_for_each_example(prefix_bias[module.layer_idx], len(key))
+        bias = row_for_each_example(prefix_bias[module.layer_idx], len(key))
         added = added + F.pad(bias, (0, added.shape[-1] - bias.shape[-1]))
     key, value = _joined_keys_and_values(prefix, module.layer_idx, key, value)
     return stock(module, query, key, value, added, position_bias=None, **kwargs)
@@ -206,7 +214,7 @@ def _added_to_scores(prefix: SitePrefix, module, query, key, mask, bias) -> Tens
         # The stock functions' own number, not -inf: a fully padded example attends evenly to its padding.
         mask = key.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(key.dtype).min)
     added = mask if bias is None else bias if mask is None else bias + mask
-    visible = None if prefix.visible is None else _row_for_each_example(prefix.visible, len(key))
+    visible = None if prefix.visible is None else row_for_each_example(prefix.visible, len(key))
     added = with_prefix_columns(added, prefix.layers[0].shape[-2], key.shape[2], visible)
     if added is not None and added.dtype == torch.bool:  # only slots are hidden; eager adds its mask
         added = key.new_zeros(added.shape).masked_fill(~added, -torch.inf)
@@ -218,14 +226,14 @@ def _joined_keys_and_values(prefix: SitePrefix, layer: int, key: Tensor, value: 
     """Keys and values with the prefix in front. Those of the source are joined once for a whole generation."""
     if prefix.joined is not None and layer in prefix.joined and prefix.joined[layer][0] is key:
         return prefix.joined[layer][1]
-    prefix_key, prefix_value = (_row_for_each_example(rows, len(key)) for rows in prefix.layers[layer])
+    prefix_key, prefix_value = (row_for_each_example(rows, len(key)) for rows in prefix.layers[layer])
     joined = join_prefix(prefix_key, prefix_value, key, value)[:2]
     if prefix.joined is not None:
         prefix.joined[layer] = key, joined
     return joined
 
 
-def _row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
+def row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
     """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
     if len(rows) in (1, batch_size):
         return rows

@@ -8,14 +8,13 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import MT5ForConditionalGeneration, T5ForConditionalGeneration, UMT5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from helpers._checks import check_share, check_texts
 from helpers.lean_t5 import LeanT5
 from helpers.losses import labelled_loss
-from helpers.t5_attention import attached_prefix
+from helpers.t5_attention import attached_prefix, has_dropout_on
 from helpers.tasks import Pair
 
 
@@ -97,9 +96,7 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
     device = next(model.parameters()).device
     draw = random.Random(seed)
-    prefix, lean_model = (attached_prefix(model), LeanT5(model)) if lean else (None, None)
-    if lean and prefix is None:
-        raise ValueError("lean training needs a prefix that is attached to the model: `with prefix.attached(model):`")
+    lean_model = _lean(model) if lean else None
     encoded = _encode_all(model, tokenizer, [source for source, _ in pairs], lean_model) if cache_encoder else None
     plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
     losses = []
@@ -107,13 +104,12 @@ def fit(
         for _ in counted:
             chosen = draw.choices(range(len(pairs)), k=batch_size)
             batch = collate(tokenizer, [pairs[index] for index in chosen], device)
-            states = None if encoded is None else [encoded[index] for index in chosen]
+            rows = None if encoded is None else torch.cat([encoded[index] for index in chosen])
             if lean:
-                loss = lean_model(batch, prefix, encoded=None if states is None else torch.cat(states))
+                loss = lean_model(batch, encoded=rows)
             else:
-                if states is not None:
-                    states = BaseModelOutput(pad_sequence(states, batch_first=True))
-                    batch = {**batch, "input_ids": None, "encoder_outputs": states}
+                if rows is not None:
+                    batch = {**batch, "input_ids": None, "encoder_outputs": _padded(rows, batch["attention_mask"])}
                 loss = labelled_loss(model, batch) if plain else model(**batch).loss
             optimizer.zero_grad()
             loss.backward()
@@ -156,22 +152,37 @@ def _watched(steps: int) -> Iterator[Iterator[int]]:
         print()
 
 
+def _lean(model: nn.Module) -> LeanT5:
+    prefix = attached_prefix(model)
+    if prefix is None:
+        raise ValueError("lean training needs a prefix that is attached to the model: `with prefix.attached(model):`")
+    return LeanT5(model, prefix)
+
+
+def _padded(rows: Tensor, attention_mask: Tensor) -> BaseModelOutput:
+    """The encoder's output with the padding of this batch, on whichever side the tokenizer puts it."""
+    states = rows.new_zeros(*attention_mask.shape, rows.shape[-1])
+    states[attention_mask.bool()] = rows
+    return BaseModelOutput(states)
+
+
 @torch.no_grad()
 def _encode_all(model: nn.Module, tokenizer, sources: Sequence[str], lean_model: LeanT5 | None) -> list[Tensor]:
     """The encoder's output `[source, d_model]` for each source, without its padding."""
     prefix = attached_prefix(model)
     trained = any(parameter.requires_grad for parameter in model.encoder.parameters())
-    if model.encoder.training or trained or (prefix is not None and "encoder" in prefix.sites):
+    dropout = has_dropout_on(model.encoder)
+    if dropout or trained or (prefix is not None and "encoder" in prefix.sites):
         raise ValueError(
             "the encoder's output can be cached only if it never changes: freeze the model, put it in eval mode, and "
-            f"train a prefix without the site 'encoder' (training mode {model.encoder.training}, trainable {trained}, "
+            f"train a prefix without the site 'encoder' (dropout on {dropout}, trainable {trained}, "
             f"sites {[] if prefix is None else list(prefix.sites)})"
         )
     states = []
     for start in range(0, len(sources), 128):
         batch = tokenizer(list(sources[start : start + 128]), padding=True, return_tensors="pt").to(model.device)
         real = batch.attention_mask.bool()
-        rows = lean_model.encode(batch, prefix) if lean_model else model.encoder(**batch).last_hidden_state[real]
+        rows = lean_model.encode(batch) if lean_model else model.encoder(**batch).last_hidden_state[real]
         states += rows.split(real.sum(dim=1).tolist())
     return states
 

@@ -1,7 +1,9 @@
 """LeanT5 against transformers' own loss, and the loss with a frozen head against torch's."""
 
+import itertools
 import warnings
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from helpers import losses
 from helpers.lean_t5 import LeanT5
 from helpers.losses import frozen_cross_entropy
 from helpers.peft_prefix import PeftT5Prefix
-from helpers.t5 import PrefixPerRow
+from helpers.t5 import PrefixPerRow, T5WithPrefix
 from helpers.training import fit
 
 FAMILIES = ("t5", "t5 v1.1", "mt5")
@@ -50,10 +52,9 @@ def assert_same(ours, theirs, tolerance=1e-10):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradients_are_transformers(family, left):
     model, batch = make_model(family), make_batch(left=left)
-    lean = LeanT5(model)
     for sites in (("encoder",), ("decoder",), ("cross",), ("encoder", "decoder", "cross")):
         prefix = make_prefix(model, sites=sites, std=0.5)
-        ours = loss_and_gradients(prefix, lean(batch, prefix))
+        ours = loss_and_gradients(prefix, LeanT5(model, prefix)(batch))
         with prefix.attached(model):
             theirs = loss_and_gradients(prefix, model(**batch).loss)
         assert_same(ours, theirs, 1e-6)  # transformers' loss is in float32
@@ -82,55 +83,108 @@ def test_any_lengths(lengths, slots, heads, depths):
     prefix = make_prefix(model, slots, std=0.5)
     with prefix.attached(model):
         theirs = model(**batch).loss
-    assert abs(LeanT5(model)(batch, prefix).item() - theirs.item()) < 1e-5
+    assert abs(LeanT5(model, prefix)(batch).item() - theirs.item()) < 1e-5
 
 
 def test_a_prefix_for_each_row():
     model, batch = make_model(), make_batch()
     three, two = make_prefix(model, 3, std=0.5), make_prefix(model, 2, seed=5, std=0.5, sites=("encoder", "cross"))
     rows = PrefixPerRow([three, None, two])
-    ours = loss_and_gradients(rows, LeanT5(model)(batch, rows))
+    ours = loss_and_gradients(rows, LeanT5(model, rows)(batch))
     with rows.attached(model):
         theirs = loss_and_gradients(rows, model(**batch).loss)
     assert_same(ours, theirs, 1e-6)
 
 
+def test_rows_serve_neighbours():
+    model, batch = make_model(), make_batch(batch=4)
+    rows = PrefixPerRow([make_prefix(model, 3, std=0.5), make_prefix(model, 2, seed=5, std=0.5)])
+    with rows.attached(model):
+        theirs = model(**batch).loss
+    assert abs(LeanT5(model, rows)(batch).item() - theirs.item()) < 1e-6
+    with pytest.raises(ValueError, match="2 rows cannot serve a batch of 3"):
+        LeanT5(model, rows)(make_batch())
+
+
+def test_an_mt5_is_never_scaled():
+    model = make_model("mt5")
+    model.config.scale_decoder_outputs = True  # as in a config that was written by a T5
+    prefix, batch = make_prefix(model, std=0.5), make_batch()
+    with prefix.attached(model):
+        theirs = model(**batch).loss
+    assert abs(LeanT5(model, prefix)(batch).item() - theirs.item()) < 1e-5
+
+
 def test_bfloat16_stays_near():
     model = make_model(dtype=torch.float32, noise=0.1)
     prefix, batch = make_prefix(model, std=0.5), make_batch()
-    exact = LeanT5(model)(batch, prefix).item()
-    half = LeanT5(model.to(torch.bfloat16))(batch, prefix)
-    half.backward()
-    assert half.item() == pytest.approx(exact, rel=0.02)
-    assert all(parameter.grad.dtype == torch.float32 for parameter in prefix.parameters())
+    exact, gradients = loss_and_gradients(prefix, LeanT5(model, prefix)(batch))
+    half, half_gradients = loss_and_gradients(prefix, LeanT5(model.to(torch.bfloat16), prefix)(batch))
+    assert half == pytest.approx(exact, rel=0.02)
+    for gradient, half_gradient in zip(gradients, half_gradients, strict=True):
+        assert half_gradient.dtype == torch.float32
+        assert (gradient - half_gradient).norm() < 0.1 * gradient.norm()
+
+
+@pytest.mark.parametrize("sites", [("encoder", "decoder", "cross"), ("cross",)])
+def test_masks_reach_the_kernel_in_rows_of_eight(monkeypatch, sites):
+    """`with_prefix_columns` says why."""
+    seen = []
+
+    def attention(query, key, value, mask, **options):
+        seen.append(mask)
+        return stock(query, key, value, mask, **options)
+
+    stock = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    model, batch = make_model(), make_batch()
+    rows = PrefixPerRow([make_prefix(model, 3, sites=sites), None, make_prefix(model, 2, sites=sites)])
+    LeanT5(model, rows)(batch)
+    assert len(seen) == 4 + 2 * 2
+    for mask in seen:
+        assert mask.stride(-1) == 1
+        assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
 
 
 def test_padding_costs_no_matrix_product_outside_attention():
     model = make_model()
     prefix, short = make_prefix(model, 3), make_batch()
     long = {name: F.pad(tensor, (0, 40), value=-100 if name == "labels" else 0) for name, tensor in short.items()}
-    lean, counts = LeanT5(model), []
+    lean, counts = LeanT5(model, prefix), []
     for batch in (short, long):
         with FlopCounterMode(display=False) as counter:
-            lean(batch, prefix).backward()
+            lean(batch).backward()
         products = counter.get_flop_counts()["Global"]
         counts.append({str(name): count for name, count in products.items() if "attention" not in str(name)})
     assert counts[0] == counts[1]
     assert {"aten.mm"} <= set(counts[0])
 
 
-def test_lean_training_is_the_ordinary_training():
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_lean_training_is_the_ordinary_training(side):
+    tokenizer = ByT5Tokenizer(padding_side=side)
     model, pairs = make_model(vocab_size=384, dtype=torch.float32), [("a", "b"), ("bb", "cccc"), ("ccc", "d")]
     for sites, cached in ((("encoder", "decoder", "cross"), False), (("decoder", "cross"), True)):
         runs = []
-        for lean in (False, True):
+        for options in ({}, {"cache_encoder": cached}, {"lean": True, "cache_encoder": cached}):
             prefix = make_prefix(model, 2, std=0.1, sites=sites)
             with prefix.attached(model):
-                options = {"steps": 20, "batch_size": 4, "cache_encoder": cached, "lean": lean}
-                runs.append(fit(model, prefix.parameters(), ByT5Tokenizer(), pairs, **options))
-        assert runs[0] == pytest.approx(runs[1], abs=1e-3)
-        assert runs[0] != runs[1], "the same computation twice"
-        assert runs[1][-1] < runs[1][0]
+                runs.append(fit(model, prefix.parameters(), tokenizer, pairs, steps=20, batch_size=4, **options))
+        assert runs[1] == pytest.approx(runs[0], abs=1e-3)
+        assert runs[2] == pytest.approx(runs[0], abs=1e-3)
+        assert runs[0] != runs[2], "the same computation twice"
+        assert runs[2][-1] < runs[2][0]
+
+
+def test_lean_training_encodes_each_source_once(monkeypatch):
+    calls, stock = [], LeanT5.encode
+    monkeypatch.setattr(LeanT5, "encode", lambda *inputs: calls.append(1) or stock(*inputs))
+    model, pairs = make_model(vocab_size=384, dtype=torch.float32), [("a", "b"), ("bb", "cccc")]
+    prefix = make_prefix(model, 2, sites=("cross",))
+    with prefix.attached(model):
+        options = {"steps": 3, "batch_size": 2, "cache_encoder": True, "lean": True}
+        fit(model, prefix.parameters(), ByT5Tokenizer(), pairs, **options)
+    assert len(calls) == 1
 
 
 def test_lean_training_needs_an_attached_prefix():
@@ -143,38 +197,102 @@ def test_lean_training_needs_an_attached_prefix():
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_it_refuses_what_it_would_get_wrong():
-    with pytest.raises(TypeError, match="UMT5ForConditionalGeneration"):
-        LeanT5(make_model("umt5"))
-    with pytest.raises(TypeError, match="got Linear"):
-        LeanT5(torch.nn.Linear(2, 3))
-    with pytest.raises(ValueError, match="training mode True, tensors to train 0"):
-        LeanT5(make_model().train())
-    model = make_model()
-    model.lm_head.requires_grad_(True)
-    with pytest.raises(ValueError, match="tensors to train 1"):
-        LeanT5(model)
+def in_wrapper(model):
+    return T5WithPrefix(model, make_prefix(model))
+
+
+def with_bias(model):
+    model.lm_head = torch.nn.Linear(16, 41, dtype=model.dtype).requires_grad_(False)
+    return model
+
+
+def quantised(model):
     with warnings.catch_warnings(action="ignore"):
-        quantised = torch.ao.quantization.quantize_dynamic(make_model(dtype=torch.float32), {torch.nn.Linear})
-    with pytest.raises(ValueError, match="no quantised or offloaded model"):
-        LeanT5(quantised)
-    with pytest.raises(ValueError, match="no quantised or offloaded model"):
-        LeanT5(make_model().to("meta"))
+        return torch.ao.quantization.quantize_dynamic(model.float(), {torch.nn.Linear})
 
 
-def test_it_refuses_a_source_without_a_token():
-    model, batch = make_model(), make_batch()
-    batch["attention_mask"][1] = 0
-    with pytest.raises(ValueError, match=r"every source needs a token.*\[3, 1, 1, 6\]"):
-        LeanT5(model)(batch, make_prefix(model))
+def with_lora(model):
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q"]), model)
+    return model.requires_grad_(False)
 
 
-def test_it_refuses_a_position_bias_of_slots():
+def decoder_training(model):
+    model.decoder.train()
+    return model
+
+
+def head_trained(model):
+    model.lm_head.requires_grad_(True)
+    return model
+
+
+def half_of_it(model):
+    model.encoder.half()
+    return model
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("change", "error", "sentence"),
+    [
+        (lambda model: make_model("umt5"), TypeError, "got a UMT5ForConditionalGeneration"),
+        (lambda model: torch.nn.Linear(2, 3), TypeError, "got a Linear"),
+        (in_wrapper, TypeError, "got a T5WithPrefix: of a wrapper, give the model inside"),
+        (lambda model: model.train(), ValueError, "dropout on True, tensors to train 0"),
+        (decoder_training, ValueError, "dropout on True, tensors to train 0"),
+        (head_trained, ValueError, "dropout on False, tensors to train 1"),
+        (with_bias, ValueError, "lm_head is Linear.*bias=True"),
+        (quantised, ValueError, "DynamicQuantizedLinear.*unquantised"),
+        (with_lora, ValueError, "merge or remove adapters"),
+        (lambda model: model.to("meta"), ValueError, "not offloaded"),
+        (lambda model: model.half(), ValueError, r"throughout, got \{torch.float16\}"),
+        (half_of_it, ValueError, "throughout, got {torch.float"),
+        (lambda model: make_model(num_layers=6), ValueError, r"= \(4, 3, 5\), but the model has \(6, 3, 5\)"),
+    ],
+)
+def test_it_refuses_a_model_that_it_would_get_wrong(change, error, sentence):
     model = make_model()
+    prefix = make_prefix(model)
+    with warnings.catch_warnings(action="ignore"), pytest.raises(error, match=sentence):
+        LeanT5(change(model), prefix)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_it_refuses_a_prefix_that_it_would_get_wrong():
+    model = make_model()
+    with pytest.raises(TypeError, match="a T5Prefix or PrefixPerRow, got a PrefixEncoder"):
+        LeanT5(model, make_prefix(model).encoders["cross"])
     prefix = make_prefix(model, sites=("decoder",))
     with pytest.raises(ValueError, match="the PeftT5Prefix has one"):
-        LeanT5(model)(make_batch(), PeftT5Prefix(dict(prefix.encoders)))
+        LeanT5(model, PeftT5Prefix(dict(prefix.encoders)))
+    with pytest.warns(UserWarning, match="other weights"):
+        LeanT5(make_model(seed=5), prefix)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"attention_mask": torch.tensor([[1] * 6, [0] * 6, [1] * 6])}, r"needs a token.*\[3, 1, 1, 6\]"),
+        ({"decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}, "got input_ids, attention_mask, labels, decoder_"),
+        ({"labels": torch.ones(2, 5, dtype=torch.long)}, r"as many rows, got .*'labels': \[2, 5\]"),
+        ({"input_ids": torch.ones(3, 5, dtype=torch.long)}, r"as many rows, got .*'input_ids': \[3, 5\]"),
+    ],
+)
+def test_it_refuses_a_batch_that_it_would_get_wrong(change, sentence):
+    model = make_model()
+    with pytest.raises(ValueError, match=sentence):
+        LeanT5(model, make_prefix(model))(make_batch() | change)
+
+
+def test_encoded_states_must_be_of_this_batch_and_this_prefix():
+    model, batch = make_model(), make_batch()
+    whole, decoder = LeanT5(model, make_prefix(model)), LeanT5(model, make_prefix(model, sites=("decoder",)))
+    encoded = decoder.encode(batch)
+    assert torch.equal(decoder(batch, encoded=encoded), decoder(batch))
+    with pytest.raises(ValueError, match="has the sites encoder, decoder, cross"):
+        whole(batch, encoded=encoded)
+    with pytest.raises(ValueError, match=r"encoded \[9, 16\] must have a row for each of the 10 source tokens"):
+        decoder(batch, encoded=encoded[1:])
 
 
 # --- the loss with a frozen head -------------------------------------------------------------------------------------
@@ -199,11 +317,35 @@ def test_the_frozen_loss_is_torchs(tokens, classes, features, at_a_time):
     assert torch.allclose(results[0][1], results[1][1], atol=1e-10)
 
 
-def test_the_logits_are_never_all_there():
-    states = torch.randn(64, 8, requires_grad=True)
-    head, labels = torch.randn(1000, 8), torch.randint(1000, (64,))
-    with pytest.MonkeyPatch.context() as patch, torch.profiler.profile(profile_memory=True) as profiler:
-        patch.setattr(losses, "LOGIT_BYTES", 4 * 1000 * 8)
-        frozen_cross_entropy(states, head, labels).backward()
-    largest = max(event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
-    assert 4 * 1000 * 8 <= largest < 4 * 1000 * 16
+def live_bytes(call):
+    """The most bytes that torch had allocated at once, above those before the call."""
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        call()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(live)
+
+
+def test_the_logits_are_never_all_there(monkeypatch):
+    tokens, classes, at_a_time = 64, 1000, 8
+    states = torch.randn(tokens, 8, requires_grad=True)
+    head, labels = torch.randn(classes, 8), torch.randint(classes, (tokens,))
+    monkeypatch.setattr(losses, "LOGIT_BYTES", 4 * classes * at_a_time)
+    peak = live_bytes(lambda: frozen_cross_entropy(states, head, labels).backward())
+    assert peak < 3 * 4 * classes * at_a_time < 4 * classes * tokens / 2
+
+
+def test_a_small_loss_keeps_its_gradient_in_bfloat16():
+    """Taken as a difference of two products, it would be their rounding alone."""
+    torch.manual_seed(0)
+    head = torch.randn(50, 16)
+    labels = torch.arange(9)
+    states = 1.5 * head[labels]  # each nearest to its own class by far
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaf = states.bfloat16().to(dtype).requires_grad_(True)
+        loss = frozen_cross_entropy(leaf, head.bfloat16().to(dtype), labels)
+        loss.backward()
+        gradients.append(leaf.grad.float())
+    assert loss < 0.01
+    assert (gradients[0] - gradients[1]).norm() < 0.05 * gradients[0].norm()

@@ -125,10 +125,10 @@ def prefix_step(make, batch, sites, *, prefix_length=20, lean=False, cached=Fals
     model = make().requires_grad_(False).to(dtype)
     prefix = T5Prefix.for_model(model, prefix_length=prefix_length, sites=sites)
     if lean:
-        lean_model = LeanT5(model)
+        lean_model = LeanT5(model, prefix)
         with torch.no_grad():
-            encoded = lean_model.encode(batch, prefix) if cached else None
-        return step(lambda: lean_model(batch, prefix, encoded=encoded), prefix.parameters())
+            encoded = lean_model.encode(batch) if cached else None
+        return step(lambda: lean_model(batch, encoded=encoded), prefix.parameters())
     prefix.attach(model)
     if cached:
         with torch.no_grad():
