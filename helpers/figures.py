@@ -8,7 +8,7 @@ import base64
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -43,6 +43,7 @@ STYLE = {
     "lines.linewidth": 2.2,
     "lines.markersize": 6,
 }
+KEY_GAP = 0.15  # inches between the entries of a colour key
 # Above this size the numbers inside a matrix no longer fit.
 LARGEST_WITH_NUMBERS = 12
 
@@ -697,7 +698,8 @@ def blocks(
     panels = [max(grid.shape[-1] * cell[0], _text_width(name, 10)) for name, grid in texts.items()]
     between = 0.4
     with _styled():
-        width, height = sum(panels) + between * (len(panels) - 1), rows * cell[1] + 0.3
+        width = max(sum(panels) + between * (len(panels) - 1), _key_width(colour_of) - 0.4)  # the canvas has margins
+        height = rows * cell[1] + 0.3
         figure = _canvas(width, height, title, left=0.4, bottom=0.4, right=0.2)
         for number, (name, grid) in enumerate(texts.items()):
             columns = grid.shape[-1]
@@ -726,13 +728,16 @@ def _colour_key(figure: Figure, colour_of: Mapping[str, str]) -> None:
     version of matplotlib to the next.
     """
     width, height = figure.get_size_inches()
-    patch, gap, between = 0.22, 0.08, 0.25  # inches
-    entries = [patch + gap + _text_width(name, 8) for name in colour_of]
-    x = (width - sum(entries) - between * (len(entries) - 1)) / 2
-    for (name, colour), entry in zip(colour_of.items(), entries, strict=True):
-        figure.add_artist(Rectangle((x / width, 0.13 / height), patch / width, 0.08 / height, color=colour))
-        figure.text((x + patch + gap) / width, 0.17 / height, name, va="center", fontsize=8)
-        x += entry + between
+    x = (width - _key_width(colour_of)) / 2
+    for name, colour in colour_of.items():
+        figure.add_artist(Rectangle((x / width, 0.13 / height), 0.22 / width, 0.08 / height, color=colour))
+        figure.text((x + 0.3) / width, 0.17 / height, name, va="center", fontsize=8)
+        x += _key_width([name]) + KEY_GAP
+
+
+def _key_width(names: Collection[str]) -> float:
+    """In inches: a patch and a name each, letters of half their height, and the gaps between."""
+    return sum(0.3 + 0.52 * 8 / 72 * len(name) for name in names) + KEY_GAP * (len(names) - 1)
 
 
 def blocks_sentence(

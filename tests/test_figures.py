@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import re
 import runpy
 import subprocess
@@ -52,6 +53,9 @@ EXAMPLES = {
     "ablation": lambda: figures.curves({"accuracy": [0.2, 0.9, 0.7]}, x=[0.001, 0.01, 0.1], x_label="rate", log_x=True),
     "dots": lambda: figures.dots({"prefix of 5": [0.9, 0.95, 0.97], "full": [1, 1, 1], "LoRA": [0.4]}, title="Seeds"),
     "bars": lambda: figures.bars({"frozen": 0.02, "prefix tuning": 0.95}, title="Held out"),
+    "narrow blocks": lambda: figures.blocks(
+        {"slot": ENTRIES[:3, :2]}, colour_by=lambda entry: f"row {entry[0]} of three, which is a layer's key or value"
+    ),
     "blocks": lambda: figures.blocks(
         {"split": ENTRIES.view(4, 2, 3).transpose(0, 1), "view alone": ENTRIES.reshape(2, 4, 3)},
         colour_by=head_of,
@@ -160,6 +164,17 @@ def luminance(rgb) -> float:
     """WCAG's relative luminance."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
     return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def test_the_colour_key_is_inside(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "show", lambda figure, sentence: drawn.append(figure))
+    EXAMPLES["narrow blocks"]()
+    patches = [patch.get_window_extent() for patch in drawn[0].artists]
+    assert len(patches) == 3
+    assert all(drawn[0].bbox.x0 < patch.x0 and patch.x1 < drawn[0].bbox.x1 for patch in patches)
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(patches))
+    plt.close(drawn[0])
 
 
 def test_show_wants_a_sentence(shown):
