@@ -99,7 +99,7 @@ def random_batch(rows: int = 8, source: int = 64, target: int = 32) -> dict[str,
 
 
 def cards() -> dict[str, torch.Tensor]:
-    """32 biographies and their cards: real texts, so a quarter of a batch is padding."""
+    """32 biographies and their cards: real texts, so a third of a batch is padding."""
     return collate(load_base()[1], load_task("card").train[:32])
 
 
