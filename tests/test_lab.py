@@ -17,9 +17,6 @@ from store_notebooks import normalise
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-# These train for a minute each, and nbval has trained them already: on request.
-LONG = pytest.mark.skipif("LAB" not in os.environ, reason="trains for a minute: set LAB=1 to run it in a browser")
-LONG_LESSONS = {"07_t5_prefix_tuning", "08_what_the_prefix_learned"}
 SECONDS = 300  # for one lesson
 SETTINGS = {  # of JupyterLab: draw every cell, not only those in the window; no news, no question about it
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -107,9 +104,7 @@ def without_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=LONG if path.stem in LONG_LESSONS else (), id=path.stem) for path in LESSONS]
-)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_runs_in_jupyterlab(page, address, folder, screenshots, path):
     complaints = []
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
