@@ -221,13 +221,18 @@ def decoder_training(model):
     return model
 
 
+def one_dropout_on(model):
+    model.encoder.block[1].layer[-1].dropout.train()
+    return model
+
+
 def head_trained(model):
     model.lm_head.requires_grad_(True)
     return model
 
 
 def half_of_it(model):
-    model.encoder.half()
+    model.encoder.to(torch.bfloat16)
     return model
 
 
@@ -240,6 +245,7 @@ def half_of_it(model):
         (in_wrapper, TypeError, "got a T5WithPrefix: of a wrapper, give the model inside"),
         (lambda model: model.train(), ValueError, "dropout on True, tensors to train 0"),
         (decoder_training, ValueError, "dropout on True, tensors to train 0"),
+        (one_dropout_on, ValueError, "dropout on True, tensors to train 0"),
         (head_trained, ValueError, "dropout on False, tensors to train 1"),
         (with_bias, ValueError, "lm_head is Linear.*bias=True"),
         (quantised, ValueError, "DynamicQuantizedLinear.*unquantised"),
