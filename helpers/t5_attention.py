@@ -154,6 +154,11 @@ def routed_twin(stack: PreTrainedModel) -> str:
             f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
             "call model.set_attn_implementation('sdpa')"
         )
+    if stack.config.is_decoder and not stack.block[0].layer[0].SelfAttention.is_causal:  # UMT5 in transformers 5.15
+        raise ValueError(
+            f"this version of transformers does not mark the self-attention of a {type(stack).__name__}'s decoder as "
+            "causal, so that a prefix would take it for cross-attention: update transformers"
+        )
     return _ROUTED + implementation
 
 
