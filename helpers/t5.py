@@ -66,8 +66,8 @@ class _Attachable(nn.Module, ABC):
         Trainer, would train nothing, without an error. Give it a `T5WithPrefix`.
 
         Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
-        one of its sites, carries a prefix already, uses an attention implementation other than "sdpa" and "eager", or is
-        a UMT5 of transformers 5.15, whose decoder does not say which attention is causal.
+        one of its sites, carries a prefix already, uses an attention implementation other than "sdpa" and "eager", or
+        is a UMT5 of transformers 5.15, whose decoder does not say which attention is causal.
         Warns if the prefix was made for other weights of the same shape.
         """
         stacks = stacks_by_site(model)
