@@ -208,7 +208,8 @@ def _check(model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow) -> None:
             )
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1 or not dtypes <= {torch.float64, torch.float32, torch.bfloat16}:
-        raise ValueError(f"LeanT5 needs a model in float32, float64 or bfloat16 throughout, got {dtypes}")
+        found = ", ".join(sorted(map(str, dtypes)))
+        raise ValueError(f"LeanT5 needs a model in float32, float64 or bfloat16 throughout, got {found}")
 
 
 def _joined_layer(block: nn.Module) -> dict[str, Tensor]:

@@ -251,8 +251,8 @@ def half_of_it(model):
         (quantised, ValueError, "DynamicQuantizedLinear.*unquantised"),
         (with_lora, ValueError, "merge or remove adapters"),
         (lambda model: model.to("meta"), ValueError, "not offloaded"),
-        (lambda model: model.half(), ValueError, r"throughout, got \{torch.float16\}"),
-        (half_of_it, ValueError, "throughout, got {torch.float"),
+        (lambda model: model.half(), ValueError, "throughout, got torch.float16"),
+        (half_of_it, ValueError, "throughout, got torch.bfloat16, torch.float64"),
         (lambda model: make_model(num_layers=6), ValueError, r"= \(4, 3, 5\), but the model has \(6, 3, 5\)"),
     ],
 )
