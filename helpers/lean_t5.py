@@ -66,7 +66,10 @@ class LeanT5:
         Raises ValueError for other keys, shapes that do not fit, a source without a token, or states that are encoded
         already where the prefix has the site "encoder".
         """
-        source, labels, decoder = self._source_mask(batch), batch["labels"], self.model.decoder
+        source, decoder = self._source_mask(batch), self.model.decoder
+        if "labels" not in batch:
+            raise ValueError(f"a loss needs labels, and the batch has only {', '.join(batch)}")
+        labels = batch["labels"]
         real = Padding(source[:, 0, 0])
         if encoded is None:
             encoded = self.encode(batch)

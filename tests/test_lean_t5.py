@@ -290,6 +290,13 @@ def test_it_refuses_a_batch_that_it_would_get_wrong(change, sentence):
         LeanT5(model, make_prefix(model))(make_batch() | change)
 
 
+def test_a_loss_without_labels_is_refused():
+    model, batch = make_model(), make_batch()
+    del batch["labels"]
+    with pytest.raises(ValueError, match="needs labels, and the batch has only input_ids, attention_mask"):
+        LeanT5(model, make_prefix(model))(batch)
+
+
 def test_encoded_states_must_be_of_this_batch_and_this_prefix():
     model, batch = make_model(), make_batch()
     whole, decoder = LeanT5(model, make_prefix(model)), LeanT5(model, make_prefix(model, sites=("decoder",)))

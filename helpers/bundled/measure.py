@@ -345,7 +345,7 @@ def runs_to_do(rows: list[dict], plan: Sequence[Entry]) -> Iterator[Run]:
 # 23,040 are a prefix of 10, or rank 5 on 18 of 128 x 128.
 PREFIX_LENGTH = {"dates": 5, "wordnet": 10}
 LORA_RANK = {"dates": 3, "wordnet": 5}
-# After 400 steps a prefix for `category` is still getting better, and full fine-tuning is not.
+# From 400 steps to 800, a prefix for `category` gains three points of exact match, and full fine-tuning one.
 WORDNET_STEPS = {"category": 800, "card": 400, "bio": 400}
 FULL_RATES = (1e-3, 2e-3, 5e-3)
 LORA_RATES = (3e-3, 1e-2, 3e-2)
