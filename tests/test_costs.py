@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from benchmarks.measuring import Operations
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
@@ -87,14 +87,6 @@ def test_no_matrix_product_is_done_in_vain(model, batch, sites, cached, lean):
     measured_step(model, batch, sites, cached, lean, counter)
     products = counter.get_flop_counts()["Global"].items()
     assert sum(n for name, n in products if "attention" not in str(name)) == needed_products(sites, cached)
-
-
-class Operations(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += not function.is_view
-        return function(*args, **kwargs or {})
 
 
 @WAYS

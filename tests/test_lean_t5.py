@@ -1,12 +1,12 @@
 """LeanT5 against transformers' own loss, and the loss with a frozen head against torch's."""
 
-import itertools
 import warnings
 
 import peft
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.measuring import peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_t5 import difference, make_inputs, make_model, make_prefix, norms_in_float64
@@ -330,21 +330,12 @@ def test_the_frozen_loss_is_torchs(tokens, classes, features, at_a_time):
     assert torch.allclose(results[0][1], results[1][1], atol=1e-10)
 
 
-def live_bytes(call):
-    """The most bytes that torch had allocated at once, above those before the call."""
-    with torch.profiler.profile(profile_memory=True) as profiler:
-        call()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
-    return max(live)
-
-
 def test_the_logits_are_never_all_there(monkeypatch):
     tokens, classes, at_a_time = 64, 1000, 8
     states = torch.randn(tokens, 8, requires_grad=True)
     head, labels = torch.randn(classes, 8), torch.randint(classes, (tokens,))
     monkeypatch.setattr(losses, "LOGIT_BYTES", 4 * classes * at_a_time)
-    peak = live_bytes(lambda: frozen_cross_entropy(states, head, labels).backward())
+    peak = peak_bytes(lambda: frozen_cross_entropy(states, head, labels).backward())
     assert peak < 3 * 4 * classes * at_a_time < 4 * classes * tokens / 2
 
 

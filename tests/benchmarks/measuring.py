@@ -46,15 +46,17 @@ def fix_environment() -> None:
     torch.set_num_threads(1)
 
 
-class _Counter(TorchDispatchMode):
-    operations = 0
+class Operations(TorchDispatchMode):
+    """Counts aten operations, views left out."""
+
+    count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.operations += not function.is_view
+        self.count += not function.is_view
         return function(*args, **kwargs or {})
 
 
-def peak_bytes(call: Callable[[], object], device: str) -> int:
+def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int:
     """The most bytes that were live at once, above what was live before the call."""
     if device == "cuda":
         before = torch.cuda.memory_allocated()
@@ -99,7 +101,7 @@ def compare(
     for name, call in variants.items():
         ratios = [own / other for own, other in zip(times[name], times[reference], strict=True)]
         low, median, high = statistics.quantiles(ratios, n=4) if name != reference else (1.0, 1.0, 1.0)
-        with _Counter() as counter:
+        with Operations() as counter:
             call()
         with FlopCounterMode(display=False) as flops:
             call()
@@ -110,7 +112,7 @@ def compare(
             milliseconds=1000 * statistics.median(times[name]),
             memory=peaks[name] / peaks[reference],
             peak_megabytes=peaks[name] / 1e6,
-            operations=counter.operations,
+            operations=counter.count,
             gigaflops=flops.get_total_flops() / 1e9,
         )
     return results
