@@ -139,6 +139,7 @@ class T5Prefix(_Attachable):
         sites: tuple[str, ...] = SITES,
         mid_dim: int | None = None,
         dropout: float = 0.0,
+        init_std: float | None = None,
     ) -> "T5Prefix":
         """A new prefix with the shapes that `model` needs, on the model's device, in float32.
 
@@ -149,6 +150,7 @@ class T5Prefix(_Attachable):
             mid_dim: width of the reparameterising MLP, or None for none.
             dropout: probability of dropping a number of the prefix while the prefix is in training mode. The model's
                 `eval()` does not reach the prefix: call `prefix.eval()` before generating with it.
+            init_std: standard deviation of the first keys and values, without an MLP; None for 0.02. See PrefixEncoder.
 
         Raises TypeError for another kind of model; ValueError for unknown sites, or sites that the model lacks.
         """
@@ -165,6 +167,7 @@ class T5Prefix(_Attachable):
                 config.d_kv,
                 mid_dim=mid_dim,
                 dropout=dropout,
+                init_std=init_std,
             )
         return cls(encoders, _fingerprint(stacks)).to(_device(model), torch.float32)
 

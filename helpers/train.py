@@ -76,6 +76,11 @@ class PrefixArguments:
     mid_dim: int | None = HfArg(
         help="width of the reparameterising MLP; it wants a learning_rate of about 0.003", default=None
     )
+    init_std: float | None = HfArg(
+        help="standard deviation of the first prefix, 0.02 without this option; from 1.0 the slots start apart, which "
+        "helped on hard tasks (lesson 8); not with mid_dim",
+        default=None,
+    )
     prefix_dropout: float = HfArg(help="probability of dropping a number of the prefix in training", default=0.0)
     max_source_length: int = HfArg(help="tokens of a source, the end token included; the rest is cut off", default=512)
     max_target_length: int = HfArg(help="tokens of a target, the end token included; the rest is cut off", default=128)
@@ -344,6 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sites=tuple(ours.sites),
             mid_dim=ours.mid_dim,
             dropout=ours.prefix_dropout,
+            init_std=ours.init_std,
         )
         settings = _settings(ours, args, train, validation, prefix)
         checkpoint = _checkpoint_to_resume(args, settings)

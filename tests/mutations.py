@@ -60,7 +60,9 @@ FAULTS = [
     # the prefix encoder
     Fault("prefix.py", '"p (l kv h d) -> l kv 1 h p d"', '"p (kv l h d) -> l kv 1 h p d"', "test_prefix.py"),
     Fault("prefix.py", '"p (l kv h d) -> l kv 1 h p d"', '"p (l kv d h) -> l kv 1 h p d"', "test_prefix.py"),
-    Fault("prefix.py", "nn.Parameter(0.02 * torch", "nn.Parameter(torch", "test_prefix.py"),
+    Fault("prefix.py", "nn.Parameter(init_std * torch", "nn.Parameter(torch", "test_prefix.py"),
+    Fault("prefix.py", "0.02 if init_std is None", "0.2 if init_std is None", "test_prefix.py"),
+    Fault("t5.py", "init_std=init_std", "init_std=None", "test_t5.py"),
     Fault("prefix.py", "nn.Tanh()", "nn.ReLU()", "test_prefix.py"),
     Fault("prefix.py", "self.dropout(self.mlp(self.embedding))", "self.mlp(self.embedding)", "test_prefix.py"),
     Fault("prefix.py", "return folded.train(self.training)", "return folded", "test_prefix.py"),

@@ -159,6 +159,15 @@ def test_a_row_is_layer_then_key_or_value_then_head_then_feature():
                 assert tensor[1, head, slot, feature] == want
 
 
+@pytest.mark.parametrize(("init_std", "deviation"), [(None, 0.02), (0.02, 0.02), (1.0, 1.0), (0.0, 0.0)])
+def test_the_first_rows_have_the_deviation_asked_for(init_std, deviation):
+    torch.manual_seed(3)
+    encoder = PrefixEncoder(30, 4, 5, 6, init_std=init_std)
+    torch.manual_seed(3)
+    assert torch.equal(encoder.embedding, deviation * torch.randn(30, 240))
+    assert encoder.embedding.requires_grad
+
+
 def test_the_mlp_is_linear_tanh_linear():
     encoder = PrefixEncoder(3, 2, 1, 5, mid_dim=7)
     first, _, last = encoder.mlp

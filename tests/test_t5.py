@@ -1224,6 +1224,16 @@ def test_prefixes_of_one_site_are_independent():
     assert sum(p.numel() for p in prefix.parameters()) == 7 * 2 * 15 * (4 + 2 + 2)
 
 
+def test_the_first_prefix_is_as_wide_as_asked():
+    model = make_model()
+    for options, deviation in (({}, 0.02), ({"init_std": 1.0}, 1.0)):
+        prefix = T5Prefix.for_model(model, prefix_length=50, **options)
+        for parameter in prefix.parameters():
+            assert parameter.std().item() == pytest.approx(deviation, rel=0.1)
+    with pytest.raises(ValueError, match=r"init_std=1\.0, mid_dim=7"):
+        T5Prefix.for_model(model, mid_dim=7, init_std=1.0)
+
+
 def test_parameter_counts_of_t5_small():
     with torch.device("meta"):
         model = T5ForConditionalGeneration(T5Config())

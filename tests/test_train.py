@@ -425,6 +425,16 @@ def test_a_folder_without_a_model_or_with_another_kind_is_refused(folder, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_the_first_prefix_is_as_wide_as_asked(folder, tmp_path, capsys):
+    options = {"max_steps": 1, "learning_rate": 1e-6, "prefix_length": 50, "validation_share": 0}
+    train.main(arguments(folder, tmp_path / "run", init_std=3.0, **options))
+    for parameter in T5Prefix.from_pretrained(tmp_path / "run" / "prefix").parameters():
+        assert parameter.std().item() == pytest.approx(3.0, rel=0.1)
+    assert refused(capsys, arguments(folder, tmp_path / "other", init_std=3.0, mid_dim=4)) == (
+        "init_std is for a prefix without an MLP, got init_std=3.0, mid_dim=4"
+    )
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(folder, tmp_path):
     model, tokenizer = load_base(folder / "base")
     model.shared.weight.data[tokenizer("b").input_ids[0]] = torch.nan
