@@ -1685,7 +1685,7 @@ check_lora_rank = Exercise(
 
 
 def _honest_score(validation: Tensor, test: Tensor) -> tuple[int, Tensor, Tensor]:
-    chosen = int(validation[:, 0].argmax())
+    chosen = int(validation.mean(dim=1).argmax())
     return chosen, test[chosen].mean(), test[chosen].max() - test[chosen].min()
 
 
@@ -1706,7 +1706,7 @@ def _grid(*rows: list[float]) -> Tensor:
 
 check_honest_score = Exercise(
     right=_honest_score,
-    # [rates, seeds]: seed 0 on validation prefers one rate, the mean another, test a third.
+    # [rates, seeds]: the mean on validation prefers one rate, seed 0 another, the luckiest run or test a third.
     toys=lambda draw: [
         (
             _grid([0.3, 0.2, 0.1], [0.8, 0.4, 0.5], [0.7, 0.9, 0.6], [0.1, 0.7, 0.3]),
@@ -1729,21 +1729,21 @@ check_honest_score = Exercise(
             "the rate was chosen on the test scores: what is reported then has been looked for.",
         ),
         Mistake(
-            lambda validation, test: _score_of(validation.mean(dim=1).argmax(), test),
-            "the rate was chosen with all seeds; the rule is seed 0, column 0, so that other rates need no more runs.",
+            lambda validation, test: _score_of(validation[:, 0].argmax(), test),
+            "the rate was chosen with seed 0 alone: take the mean of each row, over all seeds.",
         ),
         Mistake(
             lambda validation, test: _score_of(validation.max(dim=1).values.argmax(), test),
-            "the rate of the luckiest run was chosen: the rule is seed 0, column 0.",
+            "the rate of the luckiest run was chosen: take the mean of each row, over all seeds.",
         ),
         Mistake(
-            lambda validation, test: _score_of(validation[:, 0].argmax(), validation),
+            lambda validation, test: _score_of(validation.mean(dim=1).argmax(), validation),
             "these are validation scores: they were used for choosing, so report those of the test.",
         ),
         Mistake(
             lambda validation, test: (
                 *_honest_score(validation, test)[:1],
-                test[validation[:, 0].argmax()].max(),
+                test[validation.mean(dim=1).argmax()].max(),
                 _honest_score(validation, test)[2],
             ),
             "the best seed was reported; report the mean of all seeds.",
@@ -1751,13 +1751,16 @@ check_honest_score = Exercise(
         Mistake(
             lambda validation, test: (
                 *_honest_score(validation, test)[:1],
-                test[validation[:, 0].argmax(), 0],
+                test[validation.mean(dim=1).argmax(), 0],
                 _honest_score(validation, test)[2],
             ),
-            "seed 0 alone was reported, which the rate was chosen with: report the mean of all seeds.",
+            "seed 0 alone was reported: report the mean of all seeds.",
         ),
         Mistake(
-            lambda validation, test: (*_honest_score(validation, test)[:2], test[validation[:, 0].argmax()].std()),
+            lambda validation, test: (
+                *_honest_score(validation, test)[:2],
+                test[validation.mean(dim=1).argmax()].std(),
+            ),
             "the spread asked for is the largest minus the smallest, not the standard deviation.",
         ),
         Mistake(

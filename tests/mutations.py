@@ -266,6 +266,15 @@ FAULTS = [
         "test_peft_prefix.py",
     ),
     Fault("t5.py", "(0, longest - bias.shape[-1])", "(longest - bias.shape[-1], 0)", "test_peft_prefix.py"),
+    # how scores are chosen
+    Fault(
+        "bundled/measure.py", 'return mean(row["validation_exact"]', 'return mean(row["test_exact"]', "test_measure.py"
+    ),
+    Fault("bundled/measure.py", ', -mean(row["validation_loss"]', ', mean(row["validation_loss"]', "test_measure.py"),
+    Fault("bundled/measure.py", "len(set(each)) < len(each)", "False", "test_measure.py"),
+    Fault("bundled/measure.py", "len(set(map(frozenset, seeds.values()))) > 1", "False", "test_measure.py"),
+    Fault("bundled/measure.py", "if run_of(row) in wanted]", "]", "test_measure.py"),
+    Fault("bundled/measure.py", "if run not in map(run_of, rows)", "if True", "test_measure.py"),
 ]
 
 

@@ -755,24 +755,24 @@ WRONG_ANSWERS |= {
     "check_honest_score": [
         (lambda v, t: chosen_row(t, int(t[:, 0].argmax())), "chosen on the test scores"),
         (lambda v, t: chosen_row(t, t.mean(1).argmax().item()), "chosen on the test scores"),
-        (lambda v, t: chosen_row(t, v.mean(1).argmax().item()), "chosen with all seeds"),
+        (lambda v, t: chosen_row(t, v[:, 0].argmax().item()), "chosen with seed 0 alone"),
         (lambda v, t: chosen_row(t, v.amax(1).argmax().item()), "the luckiest run"),
-        (lambda v, t: chosen_row(v, v[:, 0].argmax().item()), "these are validation scores"),
+        (lambda v, t: chosen_row(v, v.mean(1).argmax().item()), "these are validation scores"),
         (
-            lambda v, t: (v[:, 0].argmax().item(), t[v[:, 0].argmax()].max(), chosen_row(t, v[:, 0].argmax())[2]),
+            lambda v, t: (v.mean(1).argmax().item(), t[v.mean(1).argmax()].max(), chosen_row(t, v.mean(1).argmax())[2]),
             "the best seed was reported",
         ),
         (
-            lambda v, t: (v[:, 0].argmax().item(), t[v[:, 0].argmax()][0], chosen_row(t, v[:, 0].argmax())[2]),
+            lambda v, t: (v.mean(1).argmax().item(), t[v.mean(1).argmax()][0], chosen_row(t, v.mean(1).argmax())[2]),
             "seed 0 alone was reported",
         ),
         (
-            lambda v, t: chosen_row(t, v[:, 0].argmax().item(), t[v[:, 0].argmax()].std()),
+            lambda v, t: chosen_row(t, v.mean(1).argmax().item(), t[v.mean(1).argmax()].std()),
             "not the standard deviation",
         ),
-        (lambda v, t: chosen_row(t, v[:, 0].argmax().item(), t.max() - t.min()), "taken over all rates"),
-        (lambda v, t: t[v[:, 0].argmax()].mean(), "should be 3 results, and is one Tensor"),
-        (lambda v, t: chosen_row(t, v[0].argmax().item()), "Your output 0 is 0, expected 1"),
+        (lambda v, t: chosen_row(t, v.mean(1).argmax().item(), t.max() - t.min()), "taken over all rates"),
+        (lambda v, t: t[v.mean(1).argmax()].mean(), "should be 3 results, and is one Tensor"),
+        (lambda v, t: chosen_row(t, v[0].argmax().item()), "Your output 0 is 0, expected 2"),
     ],
 }
 

@@ -9,7 +9,16 @@ import torch
 
 from helpers.base import load_base
 from helpers.bundled import measure as script
-from helpers.bundled.measure import ALL_SITES, BUNDLED, COLUMNS, Entry, Run, best_run, prefix_run, read_scores, run_of
+from helpers.bundled.measure import (
+    BUNDLED,
+    COLUMNS,
+    Entry,
+    Run,
+    chosen_rate,
+    prefix_run,
+    read_scores,
+    run_of,
+)
 from helpers.bundled.pretraining import sha256
 from helpers.t5 import T5Prefix, detach_prefix
 from helpers.tasks import load_task
@@ -111,36 +120,64 @@ def test_a_prefix_starts_as_its_run_says_on_a_frozen_model(init, deviation):
         assert parameter.std().item() == pytest.approx(deviation, rel=0.1)
 
 
-def test_the_rate_is_chosen_on_validation_then_loss_and_never_on_test():
-    entry = Entry(prefix_run("german", 5, 60), (0.1, 0.3, 1.0))
-    low, middle, high = (replace(entry.run, learning_rate=rate) for rate in entry.rates)
-    rows = [row(low, 0.8, 0.5, test=0.1), row(middle, 0.8, 0.4, test=0.2), row(high, 0.7, 0.1, test=0.9)]
-    assert best_run(rows, entry) == middle
-    assert best_run(rows, Entry(prefix_run("german", 2, 60), like=entry)).learning_rate == 0.3
-    with pytest.raises(ValueError, match=r"rates \[1.0\] are not measured"):
-        best_run(rows[:2], entry)
+def grid_of_rows(scores, **options):
+    """A row for each `{(rate, seed): (validation exact, validation loss, test exact)}`."""
+    return [
+        row(prefix_run("german", 5, 60, learning_rate=rate, seed=seed, **options), *each)
+        for (rate, seed), each in scores.items()
+    ]
 
 
-def test_other_seeds_run_at_the_chosen_rate_only():
+# Seed 0 alone prefers 0.1, and the luckiest run, and the test, 3; on average 0.3 and 1 are equal, but for the loss.
+GRID = {
+    (0.1, 0): (0.9, 0.1, 0.5),
+    (0.1, 1): (0.5, 0.1, 0.5),
+    (0.3, 0): (0.7, 0.8, 0.6),
+    (0.3, 1): (0.8, 0.9, 0.6),
+    (1.0, 0): (0.8, 0.6, 0.4),
+    (1.0, 1): (0.7, 0.9, 0.4),
+    (3.0, 0): (0.4, 0.1, 0.9),
+    (3.0, 1): (1.0, 0.1, 0.9),
+}
+
+
+def test_the_rate_is_chosen_by_the_mean_on_validation_then_by_loss_and_never_on_test():
+    entry = Entry(prefix_run("german", 5, 60), (0.1, 0.3, 1.0, 3.0), seeds=(0, 1))
+    rows = grid_of_rows(GRID)
+    assert chosen_rate(rows, entry) == 1.0
+    assert chosen_rate(rows[::-1], entry) == 1.0
+    assert script.chosen_runs(rows, task="german", steps=60) == rows[4:6]
+    assert chosen_rate(rows, Entry(prefix_run("german", 2, 60), like=entry)) == 1.0
+    others = grid_of_rows({(3.0, 0): (1.0, 0.0, 0.0), (3.0, 1): (1.0, 0.0, 0.0)}, train_pairs=7)
+    assert chosen_rate(rows + others, entry) == 1.0  # another setting has no say
+    assert chosen_rate([], replace(entry, rates=(0.3,))) == 0.3
+    with pytest.raises(ValueError, match=r"rates \[3.0\] are not measured with every seed"):
+        chosen_rate(rows[:-1], entry)
+
+
+def test_every_rate_runs_with_every_seed_and_a_like_entry_takes_the_chosen_one():
     entry = Entry(prefix_run("german", 5, 60), (0.1, 0.3))
+    like = Entry(prefix_run("german", 2, 60), like=entry, seeds=(0, 1))
     rows = []
-    for run in script.runs_to_do(rows, [entry]):
+    for run in script.runs_to_do(rows, [entry, like]):
         rows.append(row(run, validation=run.learning_rate))
-    assert [(each["learning_rate"], each["seed"]) for each in rows] == [(0.1, 0), (0.3, 0), (0.3, 1), (0.3, 2)]
-    every = [run_of(each) for each in rows]
-    more = list(script.runs_to_do(rows, [replace(entry, every_seed=True)]))
-    assert [(run.learning_rate, run.seed) for run in more] == [(0.1, 1), (0.1, 2)]
-    assert not set(more) & set(every)
+    done = [(each["prefix_length"], each["learning_rate"], each["seed"]) for each in rows]
+    grid = [(5, rate, seed) for seed in (0, 1, 2) for rate in (0.1, 0.3)]
+    assert done == [*grid, (2, 0.3, 0), (2, 0.3, 1)]
+    assert not list(script.runs_to_do(rows, [entry, like]))
+    assert list(script.runs_to_do(rows[:3] + rows[4:], [entry])) == [run_of(rows[3])]
 
 
-def test_chosen_runs_are_those_of_all_seeds():
-    runs = [prefix_run("german", 5, 60, learning_rate=rate, seed=seed) for rate, seed in [(0.1, 0), (1, 0), (1, 1)]]
-    rows = [*map(row, runs), row(replace(runs[0], task="italian"))]
-    assert [run_of(each) for each in script.chosen_runs(rows, task="german", steps=60)] == runs[1:]
-    assert script.chosen_runs(rows, task="italian") == rows[3:]
-    with pytest.raises(ValueError, match=r"2 rates have the most runs with .*: \[0.1, 1\]"):
-        script.chosen_runs(rows[:2], task="german")
-    with pytest.raises(ValueError, match="0 rates have the most runs"):
+def test_runs_that_cannot_be_compared_are_refused():
+    rows = grid_of_rows(GRID)
+    one_rate = [*rows[:2], row(replace(run_of(rows[0]), task="italian"))]
+    assert script.chosen_runs(one_rate, task="italian") == one_rate[2:]
+    untrained = [row(Run("german", "frozen"), 0.0, None)]
+    assert script.chosen_runs(untrained, method="frozen") == untrained
+    for wrong in (rows[:3], rows[:1] + rows[3:4], rows + rows[:1], rows[:2] + grid_of_rows(GRID, train_pairs=7)[:2]):
+        with pytest.raises(ValueError, match="need the same seeds, once each, to be compared, and have"):
+            script.chosen_runs(wrong, task="german")
+    with pytest.raises(ValueError, match=r"no run has \{'task': 'russian'\}"):
         script.chosen_runs(rows, task="russian")
 
 
@@ -196,7 +233,7 @@ def test_a_prefix_is_saved_if_it_scores_what_its_row_says(small_task, folder):
     script.run_plan("dates", folder, [entry])
     script.save_prefixes("dates", folder, [entry])
     saved = T5Prefix.from_pretrained(folder / "prefixes" / "german")
-    best = best_run(read_scores(folder / "scores.csv"), entry)
+    best = replace(entry.run, learning_rate=chosen_rate(read_scores(folder / "scores.csv"), entry))
     _, trained = script.measure(best, folder)
     assert torch.equal(saved.key_values("cross"), trained.key_values("cross"))
 
@@ -255,7 +292,8 @@ def test_the_stored_prefixes_fit_their_base_and_write_what_their_scores_say(path
         prefix = T5Prefix.from_pretrained(path.parent / "prefixes" / entry.run.task)
         model, tokenizer = load_base(path.parent.name)
         sources, targets = zip(*load_task(entry.run.task).test[:64], strict=True)
-        stored = next(row for row in read_scores(path) if run_of(row) == best_run(read_scores(path), entry))
+        chosen = replace(entry.run, learning_rate=chosen_rate(read_scores(path), entry))
+        stored = next(row for row in read_scores(path) if run_of(row) == chosen)
         with prefix.attached(model):
             texts = script.generate_texts(model, tokenizer, sources, max_new_tokens=96)
         assert abs(script.exact_match(texts, targets) - stored["test_exact"]) < 0.15
@@ -268,7 +306,10 @@ def test_the_stored_scores_are_of_the_shipped_weights_and_each_run_is_there_once
     assert len(set(runs)) == len(runs)
     assert {row["base"] for row in rows} == {sha256(path.parent / "model.safetensors")[:12]}
     assert {load_task(row["task"]).base for row in rows} == {path.parent.name}
-    assert all(row["sites"] is None or set(row["sites"].split("+")) <= set(ALL_SITES.split("+")) for row in rows)
+    plan = script.PLANS[path.parent.name]()
+    assert not list(script.runs_to_do(rows, plan))
+    planned = {replace(entry.run, learning_rate=None, seed=None) for entry in plan}
+    assert {replace(run, learning_rate=None, seed=None) for run in runs} == planned
     with open(path, encoding="utf-8", newline="") as file:
         assert "\r" not in file.read()
         file.seek(0)

@@ -2,8 +2,8 @@
 
 One run is a task, a method with its options, and a seed. It trains on the task's training pairs, generates greedily
 for the held-out ones, and appends one row to `scores.csv` in the base's folder. Rows that are there already are
-skipped, so that an interrupted plan goes on where it stopped. Learning rates are chosen on validation pairs, with
-seed 0; the other seeds then run at the chosen rate.
+skipped, so that an interrupted plan goes on where it stopped. Every rate of a grid runs with every seed; the rate with
+the best mean score on the validation pairs is the one that is reported.
 
     --plan dates --list       what the plan holds, without running it
     --plan wordnet --save-prefix       after the plan: train the shipped prefixes again, compare, store them
@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import mean
 from typing import Optional, get_args
 
 import torch
@@ -39,6 +40,7 @@ from helpers.training import collate, exact_match, fit, generate_texts, majority
 
 BUNDLED = Path(__file__).parent
 ALL_SITES = "+".join(SITES)
+INIT_STD = {"small": 0.02, "normal": 1.0, "mlp": None}  # of a prefix's first keys and values; an MLP makes its own
 BLEU_TASKS = ("card", "bio")  # whole texts; elsewhere a target is one word or one date
 
 
@@ -118,19 +120,27 @@ def run_of(row: dict) -> Run:
 
 
 def chosen_runs(rows: Sequence[dict], **wanted) -> list[dict]:
-    """The rows with these settings, one a seed, at the rate that was chosen on validation: all seeds ran at that one.
+    """The rows with these settings, one a seed, at the rate that is best on validation.
 
-    Raises ValueError if there is none, or if as many seeds ran at several rates.
+    Best is the highest mean exact match over the seeds, and among equals the lowest mean loss. The test scores are not
+    looked at.
+
+    Raises ValueError if there is no such row, or if the rates did not run with the same seeds, once each.
     """
     by_rate = defaultdict(list)
     for row in rows:
         if all(row[name] == value for name, value in wanted.items()):
             by_rate[row["learning_rate"]].append(row)
-    most = max(map(len, by_rate.values()), default=0)
-    chosen = [runs for runs in by_rate.values() if len(runs) == most]
-    if len(chosen) != 1:
-        raise ValueError(f"{len(chosen)} rates have the most runs with {wanted}: {sorted(by_rate)}")
-    return chosen[0]
+    seeds = {rate: [row["seed"] for row in runs] for rate, runs in by_rate.items()}
+    if not seeds:
+        raise ValueError(f"no run has {wanted}")
+    if any(len(set(each)) < len(each) for each in seeds.values()) or len(set(map(frozenset, seeds.values()))) > 1:
+        raise ValueError(f"{wanted}: the rates need the same seeds, once each, to be compared, and have {seeds}")
+
+    def merit(runs):
+        return mean(row["validation_exact"] for row in runs), -mean(row["validation_loss"] for row in runs)
+
+    return max(by_rate.values(), key=merit) if len(by_rate) > 1 else next(iter(by_rate.values()))
 
 
 # --- one run -----------------------------------------------------------------------------------------------------
@@ -194,13 +204,11 @@ def new_prefix(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         return prefix_from_activations(model, tokenizer, some, run.prefix_length, sites)
     if (run.init == "mlp") != (run.mid_dim is not None):
         raise ValueError(f"init 'mlp' and a mid_dim go together, got init={run.init!r}, mid_dim={run.mid_dim}")
-    prefix = T5Prefix.for_model(model, prefix_length=run.prefix_length, sites=sites, mid_dim=run.mid_dim)
-    if run.init == "normal":
-        for parameter in prefix.parameters():
-            nn.init.normal_(parameter)
-    elif run.init not in ("small", "mlp"):
-        raise ValueError(f"init must be 'small', 'normal', 'activations' or 'mlp', got {run.init!r}")
-    return prefix
+    if run.init not in INIT_STD:
+        raise ValueError(f"init must be 'activations' or one of {', '.join(INIT_STD)}, got {run.init!r}")
+    return T5Prefix.for_model(
+        model, prefix_length=run.prefix_length, sites=sites, mid_dim=run.mid_dim, init_std=INIT_STD[run.init]
+    )
 
 
 def prepare(
@@ -298,47 +306,43 @@ def measure(run: Run, folder: Path | None = None) -> tuple[dict, T5Prefix | None
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a plan: `run` at each of the rates with the first seed, then the best of them with the other seeds.
+    """One line of a plan: `run` at each of the rates with each of the seeds.
 
     like: take the rate that this other entry chose, instead of trying several.
-    every_seed: all rates with all seeds, to show what the rate does.
     """
 
     run: Run
     rates: tuple[float | None, ...] = ()
     seeds: tuple[int | None, ...] = (0, 1, 2)
     like: Optional["Entry"] = None
-    every_seed: bool = False
 
 
-def best_run(rows: Sequence[dict], entry: Entry) -> Run:
-    """The entry's run, first seed, at the rate that is best on validation: exact match, then the lower loss.
+def chosen_rate(rows: Sequence[dict], entry: Entry) -> float | None:
+    """The rate that an entry reports: its only one, or the best on validation (see `chosen_runs`).
 
-    Raises ValueError if one of the rates is not measured yet.
+    Raises ValueError if one of the runs that decide is not measured yet.
     """
     if entry.like is not None:
-        return replace(entry.run, learning_rate=best_run(rows, entry.like).learning_rate, seed=entry.seeds[0])
-    known = {run_of(row): row for row in rows}
-    candidates = [replace(entry.run, learning_rate=rate, seed=entry.seeds[0]) for rate in entry.rates]
-    missing = [run.learning_rate for run in candidates if run not in known]
+        return chosen_rate(rows, entry.like)
+    if len(entry.rates) == 1:
+        return entry.rates[0]
+    wanted = {replace(entry.run, learning_rate=rate, seed=seed) for rate in entry.rates for seed in entry.seeds}
+    known = [row for row in rows if run_of(row) in wanted]
+    missing = sorted({run.learning_rate for run in wanted - set(map(run_of, known))})
     if missing:
-        raise ValueError(f"{entry.run.task}, {entry.run.method}: the rates {missing} are not measured yet")
-    if len(candidates) == 1:
-        return candidates[0]
-    return max(candidates, key=lambda run: (known[run]["validation_exact"], -known[run]["validation_loss"]))
+        raise ValueError(f"{entry.run.task}, {entry.run.method}: the rates {missing} are not measured with every seed")
+    return chosen_runs(known)[0]["learning_rate"]
 
 
 def runs_to_do(rows: list[dict], plan: Sequence[Entry]) -> Iterator[Run]:
     """The runs of a plan that have no row yet; `rows` must have grown by each before the next is asked for."""
-
-    def new(runs):
-        return (run for run in runs if run not in map(run_of, rows))
-
     for entry in plan:
-        tried = [replace(entry.run, learning_rate=rate, seed=entry.seeds[0]) for rate in entry.rates]
-        yield from new(tried)
-        chosen = tried if entry.every_seed else [best_run(rows, entry)]
-        yield from new(replace(run, seed=seed) for seed in entry.seeds for run in chosen)
+        rates = entry.rates or (chosen_rate(rows, entry),)
+        for seed in entry.seeds:
+            for rate in rates:
+                run = replace(entry.run, learning_rate=rate, seed=seed)
+                if run not in map(run_of, rows):
+                    yield run
 
 
 # On the dates base, 11,520 numbers are a prefix of 5, or LoRA of rank 3 on 12 matrices of 128 x 192; on WordNet's,
@@ -351,6 +355,7 @@ FULL_RATES = (1e-3, 2e-3, 5e-3)
 LORA_RATES = (3e-3, 1e-2, 3e-2)
 PREFIX_RATES = (0.1, 0.3, 1.0)
 PROMPT_RATES = (0.3, 1.0, 3.0)
+MLP_RATES = {"dates": (3e-3, 1e-2, 3e-2), "wordnet": (1e-3, 3e-3, 1e-2)}
 
 
 def prefix_entry(task: str, base: str, steps: int, **options) -> Entry:
@@ -376,29 +381,27 @@ def untrained_entries(task: str) -> list[Entry]:
 
 # Their seed-0 prefixes lie beside the base.
 SHIPPED = {
-    "dates": [prefix_entry("german", "dates", 300)],
-    "wordnet": [prefix_entry(task, "wordnet", steps) for task, steps in WORDNET_STEPS.items()],
+    "dates": [Entry(prefix_run("german", 5, 300), (1.0,))],  # the best of 30 steps; after 300, any rate is at 100 %
+    "wordnet": [prefix_entry(task, "wordnet", steps, init="normal") for task, steps in WORDNET_STEPS.items()],
 }
 
 
 def wordnet_plan() -> list[Entry]:
-    """The shipped prefixes and full fine-tuning first, then other lengths, then peft's methods, seed 0 first."""
-    category, card, bio = SHIPPED["wordnet"]
-    peers = [entry for task, steps in WORDNET_STEPS.items() for entry in peft_entries(task, "wordnet", steps)]
-    lengths = [
-        Entry(prefix_run(entry.run.task, length, entry.run.steps), seeds=(0,), like=entry)
-        for entry in (card, category)
-        for length in (1, 5, 20)
-    ]
-    longer = Entry(prefix_run("category", 20, category.run.steps), PREFIX_RATES)
+    """The shipped prefixes and full fine-tuning first, then other starts and lengths, then peft's methods."""
+    shipped = SHIPPED["wordnet"]
+    category, card = shipped[:2]
+    starts = [replace(entry, run=replace(entry.run, init="small")) for entry in shipped]
+    starts += [replace(category, run=replace(category.run, init="activations"))]
+    starts += [Entry(replace(category.run, init="mlp", mid_dim=256), MLP_RATES["wordnet"])]
+    lengths = [Entry(replace(card.run, prefix_length=length), like=card) for length in (1, 5, 20)]
+    lengths += [Entry(replace(category.run, prefix_length=length), like=category) for length in (1, 5)]
+    lengths += [Entry(replace(category.run, prefix_length=20), PREFIX_RATES)]
     return [
-        *(category, card, bio),
+        *shipped,
         *(full_entry(task, steps) for task, steps in WORDNET_STEPS.items()),
-        *(prefix_entry("category", "wordnet", 400), full_entry("category", 400)),  # half the steps
         *(entry for task in WORDNET_STEPS for entry in untrained_entries(task)),
-        *(*lengths, longer),
-        *(replace(entry, seeds=(0,)) for entry in peers),
-        *peers,
+        *(*starts, *lengths),
+        *(entry for task, steps in WORDNET_STEPS.items() for entry in peft_entries(task, "wordnet", steps)),
     ]
 
 
@@ -407,14 +410,14 @@ def dates_plan() -> list[Entry]:
 
     Thirty steps, because after 300 nearly everything is at 100 %.
     """
-    rate = Entry(prefix_run("german", 5, 30), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0), every_seed=True)
+    rate = Entry(prefix_run("german", 5, 30), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
     subsets = ("encoder", "decoder", "cross", "encoder+decoder", "encoder+cross", "decoder+cross")
     plan = [
         rate,
         *(Entry(prefix_run("german", length, 30), like=rate) for length in (1, 2, 10, 20)),
         *(Entry(prefix_run("german", 5, 30, sites=sites), like=rate) for sites in subsets),
-        *(Entry(prefix_run("german", 5, 30, init=init), like=rate) for init in ("normal", "activations")),
-        Entry(prefix_run("german", 5, 30, init="mlp", mid_dim=256), (3e-3, 1e-2, 3e-2)),
+        *(Entry(prefix_run("german", 5, 30, init=init), PREFIX_RATES) for init in ("normal", "activations")),
+        Entry(prefix_run("german", 5, 30, init="mlp", mid_dim=256), MLP_RATES["dates"]),
     ]
     few = [prefix_entry("german", "dates", 100, train_pairs=64), full_entry("german", 100, train_pairs=64)]
     plan += few
@@ -423,14 +426,15 @@ def dates_plan() -> list[Entry]:
 
     prefix, full = prefix_entry("german", "dates", 300), full_entry("german", 300)
     plan += [*untrained_entries("german"), prefix, full, *peft_entries("german", "dates", 300)]
-    cyrillic = prefix_entry("russian", "dates", 300)
-    plan += [*untrained_entries("russian"), cyrillic, full_entry("russian", 300)]
+    plan += [*untrained_entries("russian"), full_entry("russian", 300), peft_entries("russian", "dates", 300)[0]]
+    for init in ("small", "normal"):
+        cyrillic = prefix_entry("russian", "dates", 300, init=init)
+        plan += [cyrillic, Entry(replace(cyrillic.run, prefix_length=20), like=cyrillic)]
     for task in ("italian", "ordinal"):  # like German: at the rates chosen there
         plan += untrained_entries(task)
         plan += [Entry(replace(entry.run, task=task), like=entry) for entry in (prefix, full)]
-    longer = Entry(prefix_run("russian", 20, 300), like=cyrillic)
     sprint = [full_entry("german", 30), *peft_entries("german", "dates", 30)]  # to set beside the prefix's 30 steps
-    return [*plan, longer, peft_entries("russian", "dates", 300)[0], *sprint]
+    return [*plan, *sprint]
 
 
 PLANS = {"dates": dates_plan, "wordnet": wordnet_plan}
@@ -457,7 +461,7 @@ def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry]) -> N
     weights = sha256(home / "model.safetensors")[:12]
     rows = [row for row in read_scores(home / "scores.csv") if row["base"] == weights]
     for entry in entries:
-        run = best_run(rows, entry)
+        run = replace(entry.run, learning_rate=chosen_rate(rows, entry))
         stored = next(row for row in rows if run_of(row) == run)
         row, prefix = measure(run, folder)
         if row["test_exact"] != stored["test_exact"]:
