@@ -37,10 +37,8 @@ ROWS = {
 STEPS = {"wordnet": WORDNET_STEPS, "dates": dict.fromkeys(("german", "italian", "ordinal", "russian"), 300)}
 
 
-def spread(values, places=1):
-    if len(values) == 1:
-        return f"{values[0]:.{places}f}"
-    return f"{mean(values):.{places}f} ± {stdev(values):.{places}f}"
+def spread(values):
+    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 def cell(runs):

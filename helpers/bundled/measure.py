@@ -40,7 +40,7 @@ from helpers.training import collate, exact_match, fit, generate_texts, majority
 
 BUNDLED = Path(__file__).parent
 ALL_SITES = "+".join(SITES)
-INIT_STD = {"small": 0.02, "normal": 1.0, "mlp": None}  # of a prefix's first keys and values; an MLP makes its own
+INIT_STD = {"small": None, "normal": 1.0, "mlp": None}  # None: the default, small noise, or what an MLP makes
 BLEU_TASKS = ("card", "bio")  # whole texts; elsewhere a target is one word or one date
 
 
@@ -140,6 +140,7 @@ def chosen_runs(rows: Sequence[dict], **wanted) -> list[dict]:
     def merit(runs):
         return mean(row["validation_exact"] for row in runs), -mean(row["validation_loss"] for row in runs)
 
+    # The majority has no loss, and no choice either.
     return max(by_rate.values(), key=merit) if len(by_rate) > 1 else next(iter(by_rate.values()))
 
 
