@@ -12,6 +12,8 @@ import io
 import os
 import re
 import time
+from collections import defaultdict
+from pathlib import Path
 from queue import Empty
 
 import nbval.plugin
@@ -27,6 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Cells whose output may differ from run to run: cell id -> why. An ignore or skip tag on any other is refused.
 UNCHECKED_CELLS: dict[str, str] = {}
 
+# With the environment variable ROUNDING_NOISE, kernels compute as another processor might.
+ROUNDING_NOISE = Path(__file__).parents[1] / "tests" / "rounding_noise.py"
+
 THUMBNAIL = 16
 # The largest difference of a thumbnail's pixel; black to white is 1. Measured on the figures of helpers.figures:
 # matplotlib 3.10 against 3.11 at most 0.035, letters hinted otherwise 0.043; other data from 0.07 upwards, but for
@@ -36,6 +41,12 @@ FIGURE_TOLERANCE = 0.06
 
 class WatchedKernel(RunningKernel):
     """nbval's kernel, which also notices its own death and runs a cell as a front end does."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if "ROUNDING_NOISE" in os.environ:
+            start = f"import runpy; runpy.run_path({str(ROUNDING_NOISE)!r})['enter_if_asked_for']()"
+            self.await_idle(self.kc.execute(start, silent=True), timeout=60)
 
     def execute_cell_input(self, cell_input: str, allow_stdin=None) -> str:
         # With history, as in a front end: without it, IPython ignores a trailing semicolon.
@@ -112,6 +123,7 @@ def figure_difference(stored: str, computed: str) -> float:
 def pytest_runtest_call(item):
     if not isinstance(item, nbval.plugin.IPyNbCell):
         return (yield)
+    item.user_properties.append(("cell", item.cell.get("id")))
     _refuse_stored_cell(item)
     result = yield
     _compare_run(item)
@@ -158,3 +170,16 @@ def _kind(output) -> str:
     if "image/png" in output.get("data", {}):
         return "figure"
     return output.get("name", output.output_type)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """The failing cells by their ids: numbers move with every cell that is added."""
+    failed = defaultdict(list)
+    for report in terminalreporter.stats.get("failed", []):
+        cell = dict(report.user_properties).get("cell")
+        if cell:
+            failed[report.nodeid.split("::")[0]].append(cell)
+    if failed:
+        terminalreporter.section("cells that failed")
+        for notebook, cells in failed.items():
+            terminalreporter.write_line(f"{notebook}: {' '.join(cells)}")
