@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
+from rounding_noise import enter_if_asked_for
 
 install_import_hook(
     [
@@ -30,6 +31,7 @@ install_import_hook(
 settings.register_profile("patient", settings(), deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("patient")
 torch.set_num_threads(1)  # the tensors of the tests are too small to share
+enter_if_asked_for()
 
 
 @pytest.fixture
