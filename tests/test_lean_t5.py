@@ -1,5 +1,6 @@
 """LeanT5 against transformers' own loss, and the loss with a frozen head against torch's."""
 
+import os
 import warnings
 
 import peft
@@ -330,6 +331,7 @@ def test_the_frozen_loss_is_torchs(tokens, classes, features, at_a_time):
     assert torch.allclose(results[0][1], results[1][1], atol=1e-10)
 
 
+@pytest.mark.skipif("ROUNDING_NOISE" in os.environ, reason="the noise takes memory too")
 def test_the_logits_are_never_all_there(monkeypatch):
     tokens, classes, at_a_time = 64, 1000, 8
     states = torch.randn(tokens, 8, requires_grad=True)

@@ -158,7 +158,7 @@ def test_an_empty_prefix_changes_nothing(tmp_path):
     tuned_by_peft(model, num_virtual_tokens=0).save_pretrained(tmp_path)
     want = model(**inputs).logits
     with from_peft(tmp_path, model).attached(model):
-        assert torch.equal(model(**inputs).logits, want)
+        assert difference(model(**inputs).logits, want) < 1e-4
 
 
 @pytest.mark.parametrize(
