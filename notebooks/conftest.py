@@ -12,11 +12,13 @@ import io
 import os
 import re
 import time
+from pathlib import Path
 from queue import Empty
 
 import nbval.plugin
 import numpy as np
 import pytest
+from lessons import lessons, questions
 from nbval.kernel import RunningKernel
 from PIL import Image
 
@@ -106,6 +108,13 @@ def thumbnail(png: str) -> np.ndarray:
 
 def figure_difference(stored: str, computed: str) -> float:
     return float(np.abs(thumbnail(stored) - thumbnail(computed)).max())
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A reader's own notebooks are not run: theirs to write as they like."""
+    if collection_path.suffix == ".ipynb" and collection_path not in {*lessons(), *questions()}:
+        return True
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from lessons import lessons
 from store_notebooks import normalise
 
 ROOT = Path(__file__).parents[1]
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LESSONS = lessons()
 SECONDS = 300  # for one lesson
 SETTINGS = {  # of JupyterLab: draw every cell, not only those in the window; no news, no question about it
     "notebook-extension/tracker": {"windowingMode": "none"},

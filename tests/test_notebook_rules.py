@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import test_notebooks as rules
+from lessons import NOTEBOOKS
 from nbformat import from_dict, v4
-from store_notebooks import METADATA, NOTEBOOKS
+from store_notebooks import METADATA
 
 TITLE, COLAB, PROSE, FIGURE, MORE_PROSE, RAISES = range(6)
 SENTENCE = "Query 1 attends most to key 0."

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from store_notebooks import METADATA, NOTEBOOKS
+from lessons import LESSON_NAME, NOTEBOOKS, lessons
+from store_notebooks import METADATA, text_of
 
 PROJECT = NOTEBOOKS.parent
-PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+PATHS = lessons()
 HARNESS = runpy.run_path(str(NOTEBOOKS / "conftest.py"))
 UNCHECKED_CELLS = HARNESS["UNCHECKED_CELLS"]
 
@@ -47,7 +48,7 @@ class Notebook:
 
 
 def read(path: Path) -> Notebook:
-    return Notebook(path, nbformat.read(path, as_version=nbformat.NO_CONVERT), path.stat().st_size)
+    return Notebook(path, nbformat.reads(text_of(path), as_version=nbformat.NO_CONVERT), path.stat().st_size)
 
 
 @pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.stem)
@@ -79,7 +80,7 @@ def test_there_are_notebooks_each_with_its_number():
 
 
 def test_name_and_size(notebook):
-    assert re.fullmatch(r"\d\d(_[a-z0-9]+)+\.ipynb", notebook.path.name)
+    assert re.fullmatch(LESSON_NAME, notebook.path.name)
     assert notebook.size <= MAX_BYTES
 
 

@@ -15,10 +15,11 @@ import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
+from lessons import lessons
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LESSONS = lessons()
 PAGES = ["index.html", f"notebooks/{LESSONS[0].stem}.html", "notebooks/notation.html"]  # opened in the browser
 SCHEMES = ["light", "dark"]
 
