@@ -21,7 +21,7 @@ SITE = Path(__file__).parent
 ROOT = SITE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BLOB = f"{PROJECT['urls']['Repository']}/blob/main"
-PICTURES = (".github/readme_picture.png", ".github/cost_by_prefix_length.png")  # of the README
+PICTURES = ("notebooks/pictures/readme_picture.png", "notebooks/pictures/cost_by_prefix_length.png")  # of the README
 FIRST, LAST = "index.md", "notebooks/notation.md"
 
 
@@ -30,7 +30,7 @@ def lay_out(source: Path) -> None:
     names = [path.relative_to(ROOT).as_posix() for path in lessons()]
     pages = {"README.md": FIRST, LAST: LAST, **{name: name for name in names}}
     for name in (*PICTURES, *pages):
-        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
         shutil.copy(ROOT / name, source / name)
     for name in names:

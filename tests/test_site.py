@@ -26,7 +26,7 @@ SCHEMES = ["light", "dark"]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("site") / "build"
     command = [sys.executable, str(ROOT / ".site" / "build.py"), str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -136,6 +136,14 @@ def test_every_link_within_the_page_leads_somewhere(site, parsed):
                 assert unquote(url.fragment) in anchors[target] | {""}, f"{path.name}: {tag}"
             checked += 1
     assert checked > 500
+
+
+def test_git_ignores_what_the_build_leaves(site):
+    left = [f".site/{path.name}/a" for path in site.parent.iterdir()]
+    assert ".site/build/a" in left
+    command = ["git", "check-ignore", *left]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False).stdout
+    assert ignored.splitlines() == left
 
 
 def test_nothing_is_loaded_from_elsewhere(parsed):

@@ -83,3 +83,17 @@ def test_git_shows_a_notebooks_change_by_cell(tmp_path):
     shown = git("diff")
     assert "Another line." in shown
     assert len(shown) < 5_000
+    outside = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "GIT_PAGER": "cat",
+        "PATH": path_without(sysconfig.get_path("scripts")),
+    }
+    failed = subprocess.run(["git", "diff"], cwd=tmp_path, env=outside, capture_output=True, check=False)
+    assert failed.returncode != 0, "the README says that git diff fails without the venv"
+    run("nbdime", "config-git", "--disable")
+    subprocess.run(["git", "diff"], cwd=tmp_path, env=outside, capture_output=True, check=True)
+
+
+def path_without(folder: str) -> str:
+    return os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != Path(folder))
