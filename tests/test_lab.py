@@ -116,11 +116,14 @@ def without_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 @pytest.mark.browser
-def test_the_readmes_command_opens_lesson_1_beside_the_list_of_lessons(browser, page, screenshots, tmp_path):
+def test_the_readmes_command_opens_lesson_1_beside_the_list_of_lessons(page, screenshots, tmp_path):
     target = re.search(r"^python3 .*jupyter lab (\S+)$", README, flags=re.MULTILINE)[1]
     shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
-    with jupyterlab(tmp_path, tmp_path / target) as url:
-        page.goto(url)
+    with jupyterlab(tmp_path, tmp_path / target):
+        (opened,) = (tmp_path / "runtime").glob(
+            "jpserver-file-to-run-*-open.html"
+        )  # what it has the reader's browser open
+        page.goto(opened.as_uri())
         page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.context?.isReady")
         assert page.evaluate("jupyterapp.shell.currentWidget.context.path") == LESSONS[0].name
         listed = page.locator(".jp-DirListing-itemText")
@@ -133,7 +136,9 @@ def test_opening_a_lesson_and_saving_it_adds_a_version_and_nothing_else(page, ad
     stored, path = text_of(LESSONS[0]), folder / "opened.ipynb"
     path.write_text(stored, encoding="utf-8", newline="\n")
     page.goto(f"{address}lab/workspaces/opened/tree/{path.name}")
-    page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.context?.model?.dirty")  # nobody touched it
+    page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.context?.isReady")
+    page.wait_for_function("jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
+    page.wait_for_function("jupyterapp.shell.currentWidget.context.model.dirty")  # though nobody touched it
     execute(page, "docmanager:save")
     page.wait_for_function("!jupyterapp.shell.currentWidget.context.model.dirty")
     page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
