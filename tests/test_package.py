@@ -1,5 +1,6 @@
 """The house: what is promised outside the code agrees with the code."""
 
+import ast
 import os
 import re
 import subprocess
@@ -136,6 +137,22 @@ def test_the_readmes_ten_lines_do_what_they_promise(tmp_path):
     )
     assert result.stdout == "['Freitag, 17. Mai 2030']\n", result.stderr
     assert (tmp_path / "german-prefix").is_dir()
+
+
+def test_text_files_are_utf_8_on_every_system():
+    """Without `encoding`, Windows reads and writes what is not ASCII otherwise."""
+    folders = ("helpers", "tests", "notebooks", ".github", ".site")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("[!.]*.py"))]
+    seen = 0
+    for path in paths:
+        if ".ipynb_checkpoints" in path.parts:
+            continue
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith((".read_text", ".write_text")):
+                seen += 1
+                options = {keyword.arg for keyword in call.keywords}
+                assert "encoding" in options, f"{path.name}, line {call.lineno}: {ast.unparse(call)}"
+    assert seen > 50
 
 
 def test_every_public_name_can_be_imported_and_is_documented():
