@@ -98,7 +98,9 @@ def test_continuous_integration_runs_the_readmes_test_command():
 
 
 def test_links_in_the_readme_lead_somewhere():
-    targets = re.findall(r"\]\(([^)]+)\)", README) + re.findall(r'(?:src|href)="([^"]+)"', README)
+    pictures = re.findall(r'src="([^"]+)"', README)
+    assert not [each for each in pictures if each.startswith(".")], "JupyterLab shows nothing out of hidden folders"
+    targets = [*re.findall(r"\]\(([^)]+)\)", README), *re.findall(r'href="([^"]+)"', README), *pictures]
     assert len(targets) > 5
     for target in targets:
         if target.startswith("https://colab.research.google.com/"):
