@@ -14,6 +14,8 @@ from helpers import T5Prefix, load_base, load_task
 from helpers.figures import heat_map
 from helpers.training import fit
 
+# JupyterLab shows no picture out of a hidden folder, when the README is previewed there.
+PICTURE = Path(__file__).parents[1] / "notebooks" / "pictures" / "readme_picture.png"
 PREFIX_LENGTH, LAYER, HEAD = 3, 1, 0
 SOURCE, TARGET = "1951-01-05 Fri", "Freitag, 5. Januar 1951"
 
@@ -39,4 +41,4 @@ with capture_output() as captured:
         prefix_length=PREFIX_LENGTH,
         title="Cross-attention of one head while it writes a German date",
     )
-Path(__file__).with_suffix(".png").write_bytes(b64decode(captured.outputs[0].data["image/png"]))
+PICTURE.write_bytes(b64decode(captured.outputs[0].data["image/png"]))

@@ -5,10 +5,14 @@ lesson gets it twice, in the link to Colab under its title and in the cell that 
 """
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import nbformat
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from lessons import lessons
 
 ROOT = Path(__file__).parents[1]
 BRANCH = "main"
@@ -66,8 +70,7 @@ def stamped_readme(path: Path, address: str) -> str:
 def stamped_files(root: Path = ROOT) -> dict[Path, str]:
     """Each file that holds the address, as it should read."""
     address = read_address(root)
-    lessons = sorted((root / "notebooks").glob("[0-9]*.ipynb"))
-    files = {path: stamped_notebook(path, address) for path in lessons}
+    files = {path: stamped_notebook(path, address) for path in lessons(root / "notebooks")}
     return {**files, root / "README.md": stamped_readme(root / "README.md", address)}
 
 

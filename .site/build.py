@@ -14,23 +14,26 @@ from pathlib import Path
 import nbformat
 from sphinx.cmd.build import build_main
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from lessons import lessons
+
 SITE = Path(__file__).parent
 ROOT = SITE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BLOB = f"{PROJECT['urls']['Repository']}/blob/main"
-PICTURES = (".github/readme_picture.png", ".github/cost_by_prefix_length.png")  # of the README
+PICTURES = ("notebooks/pictures/readme_picture.png", "notebooks/pictures/cost_by_prefix_length.png")  # of the README
 FIRST, LAST = "index.md", "notebooks/notation.md"
 
 
 def lay_out(source: Path) -> None:
     """Put what Sphinx is to read into one folder, in the repository's own order but for the README."""
-    lessons = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    pages = {"README.md": FIRST, LAST: LAST, **{name: name for name in lessons}}
+    names = [path.relative_to(ROOT).as_posix() for path in lessons()]
+    pages = {"README.md": FIRST, LAST: LAST, **{name: name for name in names}}
     for name in (*PICTURES, *pages):
-        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
         shutil.copy(ROOT / name, source / name)
-    for name in lessons:
+    for name in names:
         notebook = nbformat.read(ROOT / name, as_version=nbformat.NO_CONVERT)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
@@ -39,7 +42,7 @@ def lay_out(source: Path) -> None:
     for name in ("README.md", LAST):
         text = mend_links((ROOT / name).read_text(encoding="utf-8"), name, pages)
         (source / pages[name]).write_text(text, encoding="utf-8")
-    order = "\n".join([*lessons, LAST])
+    order = "\n".join([*names, LAST])
     with (source / FIRST).open("a", encoding="utf-8") as file:
         file.write(f"\n```{{toctree}}\n:hidden:\n\n{order}\n```\n")
 

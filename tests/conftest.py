@@ -10,6 +10,8 @@ from hypothesis import settings
 from jaxtyping import config, install_import_hook
 from rounding_noise import enter_if_asked_for
 
+ROOT = Path(__file__).parents[1]
+
 install_import_hook(
     [
         f"helpers.{name}"
@@ -32,6 +34,22 @@ settings.register_profile("patient", settings(), deadline=None)  # a busy machin
 settings.load_profile("patient")
 torch.set_num_threads(1)  # the tensors of the tests are too small to share
 enter_if_asked_for()
+
+
+collect_ignore_glob = ["*.ipynb"]  # a reader's own
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus):
+    """Where tests failed and lessons are other than git has them, that may be why."""
+    if exitstatus != pytest.ExitCode.TESTS_FAILED:
+        return
+    from store_notebooks import changed
+
+    if names := " ".join(path.relative_to(ROOT).as_posix() for path in changed()):
+        terminalreporter.write_line(
+            f"These lessons were changed, which may be why tests failed; `git checkout {names}` gives them back as "
+            f"they were, and `python tests/store_notebooks.py --no-run {names}` undoes only what JupyterLab added."
+        )
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import nbformat
 import torch
+from lessons import lessons
 from nbclient import NotebookClient
 
-LESSONS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 STORED = Path(__file__).with_name("seconds.json")
 LONG = 2.0  # seconds; of shorter cells nobody needs a warning
 
@@ -51,11 +51,11 @@ def processor() -> str:
 
 
 def main() -> None:
-    lessons = {}
-    for path in LESSONS:
-        lessons[path.stem] = seconds_of(path)
-        print(path.stem, lessons[path.stem]["whole"], "seconds", flush=True)
-    measured = {"processor": processor(), "torch": torch.__version__, "lessons": lessons}
+    seconds = {}
+    for path in lessons():
+        seconds[path.stem] = seconds_of(path)
+        print(path.stem, seconds[path.stem]["whole"], "seconds", flush=True)
+    measured = {"processor": processor(), "torch": torch.__version__, "lessons": seconds}
     STORED.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
 
 

@@ -6,16 +6,15 @@ saves. With `--check` nothing is written: it names the notebooks that this would
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 import nbformat
 from jupyter_client.manager import AsyncKernelManager
+from lessons import held_by_git, lessons
 from nbclient import NotebookClient
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, NbvalKernelspecManager
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CELL_TIMEOUT = 300
 # The whole of a stored notebook's metadata: no version of Python, no state of a front end.
 METADATA = {
@@ -58,15 +57,27 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
     nbformat.validate(notebook)
 
 
-def notebooks() -> list[Path]:
-    return sorted(path for path in NOTEBOOKS.glob("*.ipynb") if re.match(r"\d", path.name))
-
-
-def normalised(path: Path) -> str:
-    """The notebook's file as it is to be stored, with the outputs it has."""
-    notebook = nbformat.read(path, as_version=4)
+def normalised(text: str) -> str:
+    """A notebook's file as it is to be stored, with the outputs it has."""
+    notebook = nbformat.reads(text, as_version=4)
     normalise(notebook)
     return nbformat.writes(notebook) + "\n"
+
+
+def text_of(path: Path) -> str:
+    """The notebook's file; what git holds of it, where the two differ in what JupyterLab adds and in nothing else.
+
+    JupyterLab writes this Python's version into every notebook that it has open, and saves by itself after two
+    minutes: a lesson that was read is not a changed lesson.
+    """
+    text = path.read_text(encoding="utf-8")
+    held = held_by_git(path)
+    return held if held is not None and normalised(text) == held else text
+
+
+def changed() -> list[Path]:
+    """Lessons that are other than git holds them, beyond what JupyterLab adds."""
+    return [path for path in lessons() if held_by_git(path) not in (None, text_of(path))]
 
 
 def main(arguments: list[str]) -> int:
@@ -76,17 +87,17 @@ def main(arguments: list[str]) -> int:
     instead.add_argument("--no-run", action="store_true", help="only undo what a front end adds on saving")
     instead.add_argument("--check", action="store_true", help="only name what --no-run would change")
     options = parser.parse_args(arguments)
-    changed = []
-    for path in options.notebook or notebooks():
+    unlike = []
+    for path in options.notebook or lessons():
         if not options.no_run and not options.check:
             print(path)
             store(path)
-        elif (text := normalised(path)) != path.read_text(encoding="utf-8"):
-            changed.append(path)
+        elif (text := normalised(before := path.read_text(encoding="utf-8"))) != before:
+            unlike.append(path)
             print(path)
             if options.no_run:
                 path.write_text(text, encoding="utf-8", newline="\n")
-    return 1 if options.check and changed else 0
+    return 1 if options.check and unlike else 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from lessons import lessons
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -20,7 +21,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ADDRESS = PROJECT["urls"]["Repository"]
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LESSONS = lessons()
 stamp = runpy.run_path(str(ROOT / ".github" / "stamp_address.py"))
 
 COLAB = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "tests/colab_versions.txt").read_text(encoding="utf-8")))
@@ -135,9 +136,9 @@ def test_the_address_stands_where_pyproject_says():
 
 
 def test_a_fork_changes_one_line_and_stamps(tmp_path):
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (tmp_path / "notebooks").mkdir()
+    for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "notebooks" / "notation.md", *LESSONS):
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
     fork = ADDRESS.rsplit("/", 2)[0] + "/somebody/attention-lessons"
     pyproject = tmp_path / "pyproject.toml"
     pyproject.write_text(pyproject.read_text(encoding="utf-8").replace(ADDRESS, fork), encoding="utf-8")

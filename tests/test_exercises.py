@@ -2,19 +2,18 @@
 
 import ast
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
+from lessons import lessons
 from torch import Tensor
 
 from helpers import exercises
 from helpers.exercises import CORRECT, NOT_DONE, WRONG, Exercise, Mistake
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CHECKS = {name: check for name, check in vars(exercises).items() if isinstance(check, Exercise)}
 
 
@@ -24,7 +23,7 @@ CHECKS = {name: check for name, check in vars(exercises).items() if isinstance(c
 def stubs_and_solutions() -> list:
     """(check, stub, solution, imports) of every exercise, in the order of the lessons."""
     found = []
-    for path in NOTEBOOKS:
+    for path in lessons():
         cells = nbformat.read(path, as_version=4).cells
         imports = "\n".join(_imports(cell.source) for cell in cells if cell.cell_type == "code")
         for number, cell in enumerate(cells):

@@ -233,11 +233,16 @@ GOOD = {"good_text": TEXT_CELLS, "good_figure": FIGURE_CELLS}
 def folder(tmp_path_factory) -> Path:
     """The notebooks, with the project's checks and its pytest options, but for the time a cell may take."""
     folder = tmp_path_factory.mktemp("notebooks")
-    options = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    options = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"][
+        "addopts"
+    ]
     options = [re.sub(r"(?<=^--nbval-cell-timeout=).*", str(CELL_TIMEOUT), option) for option in options]
-    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = {' '.join(options)}\n")
+    (folder / "pytest.ini").write_text(
+        f"[pytest]\naddopts = {' '.join(options)}\npythonpath = {PROJECT / 'tests'}\n", encoding="utf-8"
+    )
     shutil.copy(PROJECT / "notebooks" / "conftest.py", folder)
-    with (folder / "conftest.py").open("a") as conftest:
+    with (folder / "conftest.py").open("a", encoding="utf-8") as conftest:
+        conftest.write("del pytest_ignore_collect  # these are no lessons, and are run\n")
         conftest.write('UNCHECKED_CELLS["99-listed"] = "prints the time"\n')
     for name, sources in GOOD.items():
         notebook = notebook_of(sources)

@@ -5,8 +5,8 @@ import re
 import nbformat
 import pytest
 from jupyter_client.manager import KernelManager
+from lessons import NOTEBOOKS
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, NbvalKernelspecManager
-from store_notebooks import NOTEBOOKS
 
 SECONDS = 300  # for one cell
 LESSON = nbformat.read(NOTEBOOKS / "07_t5_prefix_tuning.ipynb", as_version=nbformat.NO_CONVERT)

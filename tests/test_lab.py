@@ -5,18 +5,24 @@ The lessons are opened without their outputs, so that what stands there afterwar
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
 import pytest
-from store_notebooks import normalise
+from lessons import lessons
+from store_notebooks import normalise, normalised, text_of
+from test_days_use import as_jupyterlab_saves
 
 ROOT = Path(__file__).parents[1]
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LESSONS = lessons()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECONDS = 300  # for one lesson
 SETTINGS = {  # of JupyterLab: draw every cell, not only those in the window; no news, no question about it
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -41,8 +47,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(browser, folder, tmp_path_factory):
-    """Where a JupyterLab serves the lessons; it knows nothing of this user's own Jupyter."""
-    home = tmp_path_factory.mktemp("jupyter")
+    """Where a JupyterLab serves the lessons."""
+    with jupyterlab(tmp_path_factory.mktemp("jupyter"), folder) as url:
+        yield url
+
+
+@contextmanager
+def jupyterlab(home: Path, target: Path) -> Iterator[str]:
+    """The address of `jupyter lab target`, which knows nothing of this user's own Jupyter."""
     for name, settings in SETTINGS.items():
         path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +69,8 @@ def address(browser, folder, tmp_path_factory):
     }
     environment = {**os.environ, **{name: str(home / place) for name, place in places.items()}}
     options = ["--no-browser", "--allow-root", "--expose-app-in-browser", "--ip=127.0.0.1", "--ServerApp.port=0"]
-    command = [sys.executable, "-m", "jupyterlab", *options, "--IdentityProvider.token=", str(folder)]
-    with (home / "log").open("w") as log:
+    command = [sys.executable, "-m", "jupyterlab", *options, "--IdentityProvider.token=", str(target)]
+    with (home / "log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         yield wait_for_server(server, home)
@@ -101,6 +113,42 @@ def without_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("image/png", None)
     return notebook
+
+
+@pytest.mark.browser
+def test_the_readmes_command_opens_lesson_1_beside_the_list_of_lessons(page, screenshots, tmp_path):
+    target = re.search(r"^python3 .*jupyter lab (\S+)$", README, flags=re.MULTILINE)[1]
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    with jupyterlab(tmp_path, tmp_path / target):
+        (opened,) = (tmp_path / "runtime").glob(
+            "jpserver-file-to-run-*-open.html"
+        )  # what it has the reader's browser open
+        page.goto(opened.as_uri())
+        page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.context?.isReady")
+        assert page.evaluate("jupyterapp.shell.currentWidget.context.path") == LESSONS[0].name
+        listed = page.locator(".jp-DirListing-itemText")
+        listed.get_by_text(LESSONS[-1].name).wait_for()
+        page.screenshot(path=screenshots / "lab-start.png")
+
+
+@pytest.mark.browser
+def test_opening_a_lesson_and_saving_it_adds_a_version_and_nothing_else(page, address, folder):
+    stored, path = text_of(LESSONS[0]), folder / "opened.ipynb"
+    path.write_text(stored, encoding="utf-8", newline="\n")
+    page.goto(f"{address}lab/workspaces/opened/tree/{path.name}")
+    page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.context?.isReady")
+    page.wait_for_function("jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
+    page.wait_for_function("jupyterapp.shell.currentWidget.context.model.dirty")  # though nobody touched it
+    execute(page, "docmanager:save")
+    page.wait_for_function("!jupyterapp.shell.currentWidget.context.model.dirty")
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    saved = path.read_text(encoding="utf-8")
+    assert saved != stored
+    assert normalised(saved) == stored
+    path.write_text(stored, encoding="utf-8", newline="\n")
+    as_jupyterlab_saves(path)  # which test_days_use.py plants
+    planted = path.read_text(encoding="utf-8")
+    assert re.sub(r'"version": "3.+"', "", planted) == re.sub(r'"version": "3.+"', "", saved)
 
 
 @pytest.mark.browser

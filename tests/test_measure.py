@@ -237,18 +237,18 @@ def test_a_prefix_is_saved_if_it_scores_what_its_row_says(small_task, folder):
     _, trained = script.measure(best, folder)
     assert torch.equal(saved.key_values("cross"), trained.key_values("cross"))
 
-    text = (folder / "scores.csv").read_text()
+    text = (folder / "scores.csv").read_text(encoding="utf-8")
     rows = read_scores(folder / "scores.csv")
     (folder / "scores.csv").unlink()
     for each in rows:
         script.append_score(folder / "scores.csv", each | {"test_exact": 0.5})
     with pytest.raises(ValueError, match="before: not saved"):
         script.save_prefixes("dates", folder, [entry])
-    assert text != (folder / "scores.csv").read_text()
+    assert text != (folder / "scores.csv").read_text(encoding="utf-8")
 
 
 def test_a_file_with_other_columns_is_refused(tmp_path):
-    (tmp_path / "scores.csv").write_text("task,score\ngerman,1\n")
+    (tmp_path / "scores.csv").write_text("task,score\ngerman,1\n", encoding="utf-8")
     with pytest.raises(ValueError, match="has the columns"):
         read_scores(tmp_path / "scores.csv")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from lessons import NOTEBOOKS, lessons
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+PATHS = lessons()
 PAGE = (NOTEBOOKS / "notation.md").read_text(encoding="utf-8")
 
 FORMULA = r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\$)(.+?)(?<!\\)\$"

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import test_notebooks as rules
+from lessons import NOTEBOOKS
 from nbformat import from_dict, v4
-from store_notebooks import METADATA, NOTEBOOKS
+from store_notebooks import METADATA
 
 TITLE, COLAB, PROSE, FIGURE, MORE_PROSE, RAISES = range(6)
 SENTENCE = "Query 1 attends most to key 0."
@@ -15,7 +16,10 @@ def good_notebook() -> rules.Notebook:
     cells = [
         v4.new_markdown_cell("# One head\n\nUses `helpers.figures.heat_map` and `helpers/figures.py`."),
         v4.new_code_cell("import sys", execution_count=1),
-        v4.new_markdown_cell("## Weights\n\nThe word `just` is code here.\n\n```\n# no heading\n```"),
+        v4.new_markdown_cell(
+            "## Weights\n\nThe word `just` is code here.\n\n```\n# no heading\n```\n\n"
+            "<details>\n<summary>Which shape has <code>x</code>?</summary>\n\n`[2, 3]`\n\n</details>"
+        ),
         v4.new_code_cell("weights = draw()  # [seq, keys], after softmax", execution_count=2),
         v4.new_markdown_cell("### A wrong width\n\nSee [one head](conftest.py)."),
         v4.new_code_cell("raise ValueError('width')", execution_count=3, metadata={"tags": ["raises-exception"]}),
@@ -47,9 +51,11 @@ RULES = [
     rules.test_every_figure_has_its_sentence,
     rules.test_unchecked_cells_are_listed,
     rules.test_cells_are_short,
+    rules.test_code_lines_are_not_cut_off,
     rules.test_prose_before_each_code_cell,
     rules.test_training_says_beforehand_how_long_it_takes,
     rules.test_headings,
+    rules.test_summaries_are_html,
     rules.test_nothing_is_loaded_from_the_network,
     rules.test_code_gives_the_same_output_twice,
     rules.test_shape_comments_are_checked,
@@ -167,6 +173,10 @@ FAULTS = {
         rules.test_cells_are_short,
     ),
     "empty cell": (set_source(FIGURE, "\n"), rules.test_cells_are_short),
+    "code line of 97 characters": (
+        append(FIGURE, "\n# " + 95 * "x"),
+        rules.test_code_lines_are_not_cut_off,
+    ),
     "no prose": (lambda notebook: notebook.cells.pop(MORE_PROSE), rules.test_prose_before_each_code_cell),
     "empty prose": (set_source(MORE_PROSE, " "), rules.test_prose_before_each_code_cell),
     "code first": (lambda notebook: notebook.cells.pop(TITLE), rules.test_prose_before_each_code_cell),
@@ -185,6 +195,10 @@ FAULTS = {
     "no title": (set_source(TITLE, "One head"), rules.test_headings),
     "skipped level": (append(MORE_PROSE, "\n\n##### Deep"), rules.test_headings),
     "underlined heading": (append(PROSE, "\n\nAnother\n======="), rules.test_headings),
+    "back-ticks in a summary": (
+        append(PROSE, "\n<details>\n<summary>What is\n`x`?</summary>\n</details>"),
+        rules.test_summaries_are_html,
+    ),
     "remote image": (
         append(PROSE, "\n![a head](https://example.org/a.png)"),
         rules.test_nothing_is_loaded_from_the_network,

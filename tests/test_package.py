@@ -1,5 +1,6 @@
 """The house: what is promised outside the code agrees with the code."""
 
+import ast
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lessons import lessons
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from rattler import MatchSpec
@@ -47,11 +50,20 @@ def test_environment_yml_refers_to_the_extras_and_its_specs_are_valid():
     *specs, pip = environment["dependencies"]
     names = [MatchSpec(spec, strict=True).name.normalized for spec in specs]
     assert names == ["python", "pip"]
-    assert pip == {"pip": ["-e .[dev]"]}
+    assert pip == {"pip": ["-e .[lab]"]}
     assert environment["channels"] == ["conda-forge", "nodefaults"]
-    assert "dev" in PROJECT["optional-dependencies"]
+    assert "lab" in PROJECT["optional-dependencies"]
     python = next(spec for spec in specs if spec.startswith("python"))
     assert python.removeprefix("python ") == PROJECT["requires-python"]
+
+
+def test_the_first_and_the_last_python_are_the_same_everywhere():
+    first, last = re.search(r"You need Python (\d\.\d+) to (\d\.\d+)", README).groups()
+    admitted = SpecifierSet(PROJECT["requires-python"])
+    minors = [f"3.{minor}" for minor in range(30) if admitted.contains(f"3.{minor}.0")]
+    assert (minors[0], minors[-1]) == (first, last)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["systems"]["strategy"]["matrix"]["python-version"] == [first, last]
 
 
 def test_constraints_pin_every_dependency_and_satisfy_the_bounds():
@@ -78,14 +90,17 @@ def test_continuous_integration_runs_the_readmes_test_command():
     commands = re.findall(r"^python3 -m venv .*$", README, flags=re.MULTILINE)
     assert len(commands) == 2
     to_read, to_test = commands
-    assert to_read.endswith("jupyter lab notebooks")
+    lesson = to_read.split("jupyter lab ")[1]
+    assert ROOT / lesson == lessons()[0], "the command opens lesson 1"
     assert to_test.endswith("-m pytest -n 2 --dist loadfile")
     run = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert to_test in run.splitlines()
 
 
 def test_links_in_the_readme_lead_somewhere():
-    targets = re.findall(r"\]\(([^)]+)\)", README) + re.findall(r'(?:src|href)="([^"]+)"', README)
+    pictures = re.findall(r'src="([^"]+)"', README)
+    assert not [each for each in pictures if each.startswith(".")], "JupyterLab shows nothing out of hidden folders"
+    targets = [*re.findall(r"\]\(([^)]+)\)", README), *re.findall(r'href="([^"]+)"', README), *pictures]
     assert len(targets) > 5
     for target in targets:
         if target.startswith("https://colab.research.google.com/"):
@@ -124,6 +139,22 @@ def test_the_readmes_ten_lines_do_what_they_promise(tmp_path):
     )
     assert result.stdout == "['Freitag, 17. Mai 2030']\n", result.stderr
     assert (tmp_path / "german-prefix").is_dir()
+
+
+def test_text_files_are_utf_8_on_every_system():
+    """Without `encoding`, Windows reads and writes what is not ASCII otherwise."""
+    folders = ("helpers", "tests", "notebooks", ".github", ".site")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("[!.]*.py"))]
+    seen = 0
+    for path in paths:
+        if ".ipynb_checkpoints" in path.parts:
+            continue
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith((".read_text", ".write_text")):
+                seen += 1
+                options = {keyword.arg for keyword in call.keywords}
+                assert "encoding" in options, f"{path.name}, line {call.lineno}: {ast.unparse(call)}"
+    assert seen > 50
 
 
 def test_every_public_name_can_be_imported_and_is_documented():

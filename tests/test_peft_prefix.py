@@ -69,10 +69,10 @@ def checkpoint(tmp_path):
 
 
 def rewrite_config(folder, **changes):
-    config = json.loads((folder / CONFIG_NAME).read_text())
+    config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     config |= changes
     config = {name: value for name, value in config.items() if value is not ...}
-    (folder / CONFIG_NAME).write_text(json.dumps(config))
+    (folder / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
 
 
 # --- from peft -------------------------------------------------------------------------------------------------------
@@ -247,12 +247,12 @@ def test_peft_finds_the_base_by_its_name(tmp_path):
 
 def test_writing_replaces_what_was_there_and_leaves_other_files(checkpoint):
     model = make_model(num_layers=3, num_decoder_layers=3)
-    (checkpoint / "notes.txt").write_text("mine")
+    (checkpoint / "notes.txt").write_text("mine", encoding="utf-8")
     names = {path.name for path in checkpoint.iterdir()}
     prefix = make_peft_prefix(model, 2)
     to_peft(prefix, checkpoint)
     assert {path.name for path in checkpoint.iterdir()} == names
-    assert (checkpoint / "notes.txt").read_text() == "mine"
+    assert (checkpoint / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert torch.equal(from_peft(checkpoint, model).key_values("decoder"), prefix.key_values("decoder"))
 
 

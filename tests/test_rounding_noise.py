@@ -36,13 +36,15 @@ pytestmark = pytest.mark.skipif("ROUNDING_NOISE" in os.environ, reason="these te
 def project(tmp_path_factory) -> Path:
     """One notebook, stored without noise, with the project's checks."""
     project = tmp_path_factory.mktemp("project")
-    (project / "pytest.ini").write_text("[pytest]\naddopts = --nbval --nbval-current-env\n")
-    for name in ("notebooks/conftest.py", "tests/rounding_noise.py"):
-        (project / name).parent.mkdir()
+    (project / "pytest.ini").write_text(
+        "[pytest]\naddopts = --nbval --nbval-current-env\npythonpath = tests\n", encoding="utf-8"
+    )
+    for name in ("notebooks/conftest.py", "tests/lessons.py", "tests/rounding_noise.py"):
+        (project / name).parent.mkdir(exist_ok=True)
         shutil.copy(TESTS.parent / name, project / name)
     sources = {"start": "import torch\n_ = torch.manual_seed(0)\nx = torch.randn(11, 7)"} | FRAGILE | STURDY
     cells = [v4.new_code_cell(source, id=name) for name, source in sources.items()]
-    path = project / "notebooks" / "fragile.ipynb"
+    path = project / "notebooks" / "09_fragile.ipynb"
     nbformat.write(v4.new_notebook(cells=cells), path)
     store(path)
     return project
@@ -53,7 +55,7 @@ def failing_cells(project: Path, **environment: str) -> set[str]:
     ran = subprocess.run(
         command, cwd=project, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
     )
-    named = [line for line in ran.stdout.splitlines() if line.startswith("notebooks/fragile.ipynb: ")]
+    named = [line for line in ran.stdout.splitlines() if line.startswith("notebooks/09_fragile.ipynb: ")]
     assert bool(named) == (ran.returncode == 1), ran.stdout + ran.stderr
     return {cell for line in named for cell in line.split()[1:]}
 

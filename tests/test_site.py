@@ -15,17 +15,18 @@ import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
+from lessons import lessons
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LESSONS = lessons()
 PAGES = ["index.html", f"notebooks/{LESSONS[0].stem}.html", "notebooks/notation.html"]  # opened in the browser
 SCHEMES = ["light", "dark"]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("site") / "build"
     command = [sys.executable, str(ROOT / ".site" / "build.py"), str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -135,6 +136,14 @@ def test_every_link_within_the_page_leads_somewhere(site, parsed):
                 assert unquote(url.fragment) in anchors[target] | {""}, f"{path.name}: {tag}"
             checked += 1
     assert checked > 500
+
+
+def test_git_ignores_what_the_build_leaves(site):
+    left = [f".site/{path.name}/a" for path in site.parent.iterdir()]
+    assert ".site/build/a" in left
+    command = ["git", "check-ignore", *left]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False).stdout
+    assert ignored.splitlines() == left
 
 
 def test_nothing_is_loaded_from_elsewhere(parsed):

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from store_notebooks import main, normalised, notebooks
+from lessons import lessons
+from store_notebooks import main, normalised, text_of
 
 ROOT = Path(__file__).parents[1]
-LESSON = notebooks()[0]
+LESSON = lessons()[0]
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", lessons(), ids=lambda path: path.stem)
 def test_lessons_are_stored_normalised(path):
-    assert normalised(path) == path.read_text(encoding="utf-8"), "run tests/store_notebooks.py --no-run"
+    assert normalised(text_of(path)) == text_of(path), "run tests/store_notebooks.py --no-run"
 
 
 def saved_by_a_front_end(folder: Path) -> Path:
     """The first lesson as JupyterLab might leave it: with its own state, another kernel's name and an older format."""
-    notebook = nbformat.read(LESSON, as_version=4)
+    notebook = nbformat.reads(text_of(LESSON), as_version=4)
     notebook.metadata.kernelspec.display_name = ".venv"
     notebook.metadata.language_info.version = "3.12.1"
     notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
@@ -44,7 +45,7 @@ def test_what_a_front_end_adds_is_named_and_undone(tmp_path, capsys):
     assert main(["--check", str(path)]) == 1
     assert path.read_text(encoding="utf-8") == before
     assert main(["--no-run", str(path)]) == 0
-    assert path.read_bytes() == LESSON.read_bytes()
+    assert path.read_bytes() == text_of(LESSON).encode()
     assert main(["--check", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == [str(path)] * 2
 
@@ -82,3 +83,17 @@ def test_git_shows_a_notebooks_change_by_cell(tmp_path):
     shown = git("diff")
     assert "Another line." in shown
     assert len(shown) < 5_000
+    outside = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "GIT_PAGER": "cat",
+        "PATH": path_without(sysconfig.get_path("scripts")),
+    }
+    failed = subprocess.run(["git", "diff"], cwd=tmp_path, env=outside, capture_output=True, check=False)
+    assert failed.returncode != 0, "the README says that git diff fails without the venv"
+    run("nbdime", "config-git", "--disable")
+    subprocess.run(["git", "diff"], cwd=tmp_path, env=outside, capture_output=True, check=True)
+
+
+def path_without(folder: str) -> str:
+    return os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != Path(folder))

@@ -896,7 +896,7 @@ def test_a_model_saved_while_attached_is_the_plain_model(tmp_path):
     plain = model(**inputs).logits
     with make_prefix(model).attached(model):
         model.save_pretrained(tmp_path)
-    assert "prefix" not in (tmp_path / "config.json").read_text()
+    assert "prefix" not in (tmp_path / "config.json").read_text(encoding="utf-8")
     again = T5ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert difference(again(**inputs).logits, plain) < 1e-4
 
@@ -1197,8 +1197,8 @@ def test_files_that_cannot_be_read_are_one_clear_sentence(tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         T5Prefix.from_pretrained(tmp_path)
     weights.write_bytes(whole)
-    config = json.loads((tmp_path / CONFIG_NAME).read_text())
-    (tmp_path / CONFIG_NAME).write_text(json.dumps({**config, "format_version": 99}))
+    config = json.loads((tmp_path / CONFIG_NAME).read_text(encoding="utf-8"))
+    (tmp_path / CONFIG_NAME).write_text(json.dumps({**config, "format_version": 99}), encoding="utf-8")
     with pytest.raises(ValueError, match="newer than"):
         T5Prefix.from_pretrained(tmp_path)
     for change, message in (
@@ -1208,10 +1208,10 @@ def test_files_that_cannot_be_read_are_one_clear_sentence(tmp_path):
         ({"sites": {"middle": config["sites"]["cross"]}}, "sites must be some of"),
         ({"weights": "missing.safetensors"}, "cannot be read"),
     ):
-        (tmp_path / CONFIG_NAME).write_text(json.dumps({**config, **change}))
+        (tmp_path / CONFIG_NAME).write_text(json.dumps({**config, **change}), encoding="utf-8")
         with pytest.raises(ValueError, match=message):
             T5Prefix.from_pretrained(tmp_path)
-    (tmp_path / CONFIG_NAME).write_text("{")
+    (tmp_path / CONFIG_NAME).write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="cannot be read"):
         T5Prefix.from_pretrained(tmp_path)
 

@@ -25,7 +25,9 @@ def write_task(bundled, base, name, rows):
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join("\t".join(row) + "\n" for row in rows)
     (folder / f"{name}.tsv.gz").write_bytes(gzip.compress(text.encode()))
-    (bundled / base / "tasks.json").write_text(f'{{"{name}": {{"description": "d", "licence": "l"}}}}')
+    (bundled / base / "tasks.json").write_text(
+        f'{{"{name}": {{"description": "d", "licence": "l"}}}}', encoding="utf-8"
+    )
 
 
 def test_names_are_sorted_and_hold_the_dates_tasks():

@@ -9,7 +9,8 @@ import re
 
 import nbformat
 import pytest
-from measure_times import LESSONS, STORED
+from lessons import lessons
+from measure_times import STORED
 
 FACTOR = 2  # a stated time is at least half, and at most twice, the measured one
 MEASURED = json.loads(STORED.read_text(encoding="utf-8"))
@@ -38,7 +39,7 @@ def stated(notebook: nbformat.NotebookNode) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", lessons(), ids=lambda path: path.stem)
 def test_a_lesson_takes_as_long_as_it_says(path):
     notebook = nbformat.read(path, as_version=4)
     measured = MEASURED["lessons"][path.stem]

@@ -117,7 +117,7 @@ def test_a_bad_line_is_named_with_file_and_number(tmp_path, line, message):
 
 
 def test_files_without_pairs_are_refused(tmp_path):
-    (tmp_path / "empty.jsonl").write_text("\n \n")
+    (tmp_path / "empty.jsonl").write_text("\n \n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"empty\.jsonl: holds no pairs"):
         train.read_pairs(tmp_path / "empty.jsonl")
     for path in (tmp_path / "missing.jsonl", tmp_path):
@@ -154,7 +154,7 @@ def test_a_run_leaves_prefix_scores_predictions_and_curve(folder, tmp_path, caps
     run = tmp_path / "run"
     model, tokenizer = load_base(folder / "base")
     held_out = train.hold_out(PAIRS, 0.25, seed=0)[1]
-    predictions = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    predictions = [json.loads(line) for line in (run / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(each["source"], each["target"]) for each in predictions] == held_out
     texts = [each["prediction"] for each in predictions]
     for name in ("prefix", "prefix_folded"):
@@ -164,7 +164,7 @@ def test_a_run_leaves_prefix_scores_predictions_and_curve(folder, tmp_path, caps
     assert T5Prefix.from_pretrained(run / "prefix").encoders["cross"].mid_dim == 8
     assert prefix.encoders["cross"].mid_dim is None
 
-    scores = json.loads((run / "scores.json").read_text())
+    scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     assert scores["exact_match"] == sum(t == target for t, (_, target) in zip(texts, held_out, strict=True)) / 6
     assert (scores["training_pairs"], scores["validation_pairs"], scores["steps"]) == (18, 6, 30)
     history = rows(run)
@@ -208,7 +208,7 @@ def test_our_defaults_reach_the_optimizer(folder, tmp_path, monkeypatch):
 def test_without_pairs_to_evaluate_on(folder, tmp_path, capsys):
     train.main(arguments(folder, tmp_path, validation_share=0, sites=["decoder", "cross"], disable_tqdm=True))
     assert not any(row["validation_loss"] for row in rows(tmp_path))
-    assert "exact_match" not in json.loads((tmp_path / "scores.json").read_text())
+    assert "exact_match" not in json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
     assert T5Prefix.from_pretrained(tmp_path / "prefix").sites == ("decoder", "cross")
     assert "24 pairs to learn, 0 to evaluate on" in capsys.readouterr().out
 
@@ -223,7 +223,7 @@ def test_the_best_prefix_is_the_one_kept(folder, tmp_path):
         assert list(losses) == [2, 4, 6, 8]
         best = max(losses, key=losses.get)
         assert best != 8
-        scores = json.loads((tmp_path / "scores.json").read_text())
+        scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
         assert (scores["step_of_prefix"], scores["validation_loss"], scores["steps"]) == (best, losses[best], 8)
         kept = {f"prefix.{name}": tensor for name, tensor in weights(tmp_path / "prefix").items()}
         checkpoint = load_file(tmp_path / f"checkpoint-{best}" / "model.safetensors")
@@ -319,7 +319,7 @@ def test_other_settings_are_not_mixed_into_a_run(folder, tmp_path, capsys):
 
     train.main(arguments(folder, run, max_steps=4, resume_from_checkpoint=run / "checkpoint-2"))
     assert f"continuing from {run / 'checkpoint-2'}\n" in capsys.readouterr().out
-    assert json.loads((run / "scores.json").read_text())["steps"] == 4
+    assert json.loads((run / "scores.json").read_text(encoding="utf-8"))["steps"] == 4
     train.main(arguments(folder, run, max_steps=4))  # from now on, these are the settings
 
     (run / "run.json").unlink()
@@ -369,10 +369,10 @@ def test_two_processes_learn_what_one_learns_of_the_whole_batch(folder, tmp_path
     for name, tensor in learnt.items():
         assert (tensor - also[name]).abs().max() < 1e-5
         assert (tensor - first[name]).abs().max() > 1e-3
-    predictions = [(run / "predictions.jsonl").read_text().splitlines() for run in (one, two)]
+    predictions = [(run / "predictions.jsonl").read_text(encoding="utf-8").splitlines() for run in (one, two)]
     assert predictions[0] == predictions[1]
     assert len(predictions[1]) == 7
-    scores = [json.loads((run / "scores.json").read_text()) for run in (one, two)]
+    scores = [json.loads((run / "scores.json").read_text(encoding="utf-8")) for run in (one, two)]
     assert scores[0]["exact_match"] == scores[1]["exact_match"]
 
 

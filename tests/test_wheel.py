@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from helpers import load_base, load_task
@@ -179,7 +180,7 @@ def test_the_wheel_asks_for_what_pyproject_declares(built):
         metadata = message_from_bytes(archive.read(name))
     asked = {str(Requirement(text)) for text in metadata.get_all("Requires-Dist") if "extra ==" not in text}
     assert asked == {str(Requirement(text)) for text in PROJECT["dependencies"]}
-    assert metadata["Requires-Python"] == PROJECT["requires-python"]
+    assert SpecifierSet(metadata["Requires-Python"]) == SpecifierSet(PROJECT["requires-python"])
 
 
 def test_the_sdist_holds_every_tracked_file(built):

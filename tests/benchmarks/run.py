@@ -33,7 +33,7 @@ from helpers.training import collate
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "helpers" / "bundled" / "costs.json"
-PICTURE = ROOT / ".github" / "cost_by_prefix_length.png"
+PICTURE = ROOT / "notebooks" / "pictures" / "cost_by_prefix_length.png"
 SITES = {"decoder": ("decoder",), "three sites": ("encoder", "decoder", "cross")}
 LENGTHS = (1, 20, 50, 100, 200, 512)
 PEER = "peft, decoder" if find_spec("peft") else "full fine-tuning"
