@@ -201,7 +201,7 @@ def _compare_run(item) -> None:
 
 
 def _kind(output) -> str:
-    """The kind of an output, which nbval does not compare: "figure", "stdout", "execute_result"."""
+    """The kind of an output, which nbval does not compare: "figure", "stdout" and others."""
     if "image/png" in output.get("data", {}):
         return "figure"
     return output.get("name", output.output_type)
