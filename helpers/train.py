@@ -21,7 +21,7 @@ import textwrap
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ if __name__ == "__main__":  # what follows takes seconds to import: say so, and 
 
     def _stop_importing(*_):
         if FIRST:
-            os.write(2, b"\nhelpers.train: stopped before the first step; the same command begins where this one did\n")
+            os.write(2, b"\nhelpers.train: stopped before anything was done\n")
         os._exit(130)
 
     if AT_START is signal.default_int_handler:  # and not ignored, as under nohup
@@ -77,7 +77,6 @@ DEMO = {
     "output_dir": "german-demo",
     "prefix_length": 5,
     "max_steps": 150,
-    "validation_share": 0.05,
     "eval_steps": 50,
 }
 COLUMNS = {  # of loss.csv, and what the Trainer calls them
@@ -313,7 +312,10 @@ class _Bar(ProgressCallback):
                 f"exact match {logs['eval_exact_match']:.1%}"
             )
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         """Leave the line on which a bar stands."""
         for bar in (self.prediction_bar, self.training_bar):
             if bar is not None:
@@ -327,8 +329,10 @@ class _Bar(ProgressCallback):
         if self.evaluations:
             left += evaluations * self.evaluating / self.evaluations
         minutes, seconds = divmod(round(left), 60)
-        uncounted = f" and {evaluations} evaluation{'s' * (evaluations > 1)}" if not self.evaluations else ""
-        return f"about {minutes}:{seconds:02} left" + uncounted * bool(evaluations)
+        text = f"about {minutes}:{seconds:02}"
+        if evaluations and not self.evaluations:
+            text += f" and {evaluations} evaluation{'s' * (evaluations > 1)}"
+        return f"{text} left"
 
 
 def evaluations_left(args: TrainingArguments, state: TrainerState) -> int:
@@ -477,11 +481,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             compute_metrics=score,
             callbacks=[_Watch()],
         )
-        bar = nullcontext()
+        bar = nullcontext() if args.disable_tqdm else _Bar(bool(validation))
         if not args.disable_tqdm:
-            bar = closing(_Bar(bool(validation)))
             trainer.remove_callback(ProgressCallback)
-            trainer.add_callback(bar.thing)
+            trainer.add_callback(bar)
         if checkpoint:
             say(f"continuing from {checkpoint}")
             trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -555,8 +558,10 @@ def _ended_by_interrupt(where: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would break off the sentence
         if os.environ.get("RANK", "0") == "0":
-            print(f"helpers.train: stopped {where()}", file=sys.stderr, flush=True)
+            print(f"\nhelpers.train: stopped {where()}", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, before)
         sys.exit(130)
 
 
