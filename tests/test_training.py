@@ -394,11 +394,21 @@ def test_threads_are_given_back_after_an_error_or_an_interrupt(model, tokenizer,
     assert torch.get_num_threads() == 3
 
 
+def in_a_new_thread(function):
+    """What it returns in a Python thread that has not computed before."""
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(function()))
+    thread.start()
+    thread.join(60)
+    return returned[0]
+
+
 def test_blocks_within_each_other_give_back_at_the_end_of_the_outer_one(model, three_threads):
     with one_thread_if_small(model):
         with one_thread_if_small(model):
-            pass
+            assert in_a_new_thread(torch.get_num_threads) == 3
         assert torch.get_num_threads() == 1
+        assert in_a_new_thread(torch.get_num_threads) == 3
     assert torch.get_num_threads() == 3
 
 
