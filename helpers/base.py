@@ -72,7 +72,8 @@ def _check_reachable(name: str) -> None:
     except (HfHubHTTPError, HFValidationError):
         return  # the hub answered, or the name cannot be on it: from_pretrained says what is wrong
     except Exception as error:  # no connection; its class differs between versions of huggingface_hub
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(" .:")
         raise OSError(
-            f"{name!r} is neither a folder nor in the cache, and the Hugging Face hub could not be reached; "
+            f"{name!r} is neither a folder nor in the cache, and the Hugging Face hub could not be reached ({why}); "
             f"without a network, use one of the bundled bases: {', '.join(map(repr, BUNDLED_NAMES))}"
-        ) from error
+        ) from None  # else this sentence would stand below the tracebacks of every library on the way

@@ -5,6 +5,7 @@ its options are options here too. Its validation loss is a mean over batches, wh
 on the number of processes; the exact match does not.
 """
 
+import argparse
 import copy
 import csv
 import hashlib
@@ -14,12 +15,30 @@ import math
 import os
 import random
 import re
+import signal
 import sys
 import textwrap
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
+
+if __name__ == "__main__":  # what follows takes seconds to import: say so, and let Ctrl-C end that too in one sentence
+    FIRST = os.environ.get("RANK", "0") == "0"  # of several processes
+    AT_START = signal.getsignal(signal.SIGINT)
+
+    def _stop_importing(*_):
+        if FIRST:
+            os.write(2, b"\nhelpers.train: stopped before anything was done\n")
+        os._exit(130)
+
+    if AT_START is signal.default_int_handler:  # and not ignored, as under nohup
+        signal.signal(signal.SIGINT, _stop_importing)
+    if FIRST:
+        print("importing PyTorch and transformers", file=sys.stderr, flush=True)
 
 import numpy as np
 import torch
@@ -41,16 +60,25 @@ from helpers.base import BUNDLED_NAMES, load_base
 from helpers.figures import curves, curves_sentence
 from helpers.t5 import T5Prefix, T5WithPrefix, _replace
 from helpers.t5_attention import SITES
-from helpers.tasks import Pair
-from helpers.training import exact_match, majority_baseline
+from helpers.tasks import Pair, load_task
+from helpers.training import exact_match, majority_baseline, one_thread_if_small
 
 USAGE = "python -m helpers.train --base NAME --train_file PAIRS.jsonl --output_dir FOLDER [options]"
 DESCRIPTION = """\
-Learn a prefix for a frozen T5 from a file with one {"source": "...", "target": "..."} a line.
+Learn a prefix for a frozen T5 from a file with one {"source": "...", "target": "..."} a line. To try it:
+python -m helpers.train --demo writes such a file, of German dates, and learns from it; with the options you add.
 
 FOLDER then holds prefix/ (for T5Prefix.from_pretrained), scores.json, predictions.jsonl, loss.csv, loss.png and the
 last checkpoints. The same command continues a run that was stopped. On several devices, write
 torchrun --nproc_per_node 2 -m helpers.train, or accelerate launch -m helpers.train, in place of python."""
+DEMO = {
+    "base": "dates",
+    "train_file": "german-demo.jsonl",
+    "output_dir": "german-demo",
+    "prefix_length": 5,
+    "max_steps": 150,
+    "eval_steps": 50,
+}
 COLUMNS = {  # of loss.csv, and what the Trainer calls them
     "step": "step",
     "loss": "loss",
@@ -239,18 +267,82 @@ class _Watch(TrainerCallback):
 
 
 class _Bar(ProgressCallback):
-    """transformers' progress bar, with the loss in the bar and one line for each evaluation."""
+    """transformers' progress bars, with the loss, one line for each evaluation, and the time left, evaluations and all.
+
+    tqdm's own estimate knows of steps alone.
+    """
+
+    def __init__(self, has_validation: bool):
+        super().__init__()
+        self.has_validation = has_validation
+        self.loss = ""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+        self.first_step, self.evaluations, self.evaluating = state.global_step, 0, 0.0
+        self.began = self.last_step_ended = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.last_step_ended = time.perf_counter()
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(self.loss + self._time_left(state, control, args), refresh=False)
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        super().on_prediction_step(args, state, control, **kwargs)
+        if self.prediction_bar is not None:
+            self.prediction_bar.set_description("evaluating")
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        super().on_evaluate(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.evaluations += 1
+            self.evaluating += time.perf_counter() - self.last_step_ended
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if self.training_bar is None:
             return
         if "loss" in logs:
-            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}")
+            self.loss = f"loss {logs['loss']:.3f}, "
         if "eval_loss" in logs:
             self.training_bar.write(
                 f"step {state.global_step}: validation loss {logs['eval_loss']:.4f}, "
                 f"exact match {logs['eval_exact_match']:.1%}"
             )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Leave the line on which a bar stands."""
+        for bar in (self.prediction_bar, self.training_bar):
+            if bar is not None:
+                bar.close()
+
+    def _time_left(self, state, control, args) -> str:
+        """By the mean of the steps and of the evaluations so far; before the first of these, it says how many come."""
+        seconds = self.last_step_ended - self.began - self.evaluating
+        left = seconds / (state.global_step - self.first_step) * (state.max_steps - state.global_step)
+        evaluations = evaluations_left(args, state) + control.should_evaluate if self.has_validation else 0
+        if self.evaluations:
+            left += evaluations * self.evaluating / self.evaluations
+        minutes, seconds = divmod(round(left), 60)
+        text = f"about {minutes}:{seconds:02}"
+        if evaluations and not self.evaluations:
+            text += f" and {evaluations} evaluation{'s' * (evaluations > 1)}"
+        return f"{text} left"
+
+
+def evaluations_left(args: TrainingArguments, state: TrainerState) -> int:
+    """How many evaluations come after the step reached: those of the training, and the one at its end."""
+    in_training = 0
+    if args.eval_strategy == "steps":
+        in_training = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
+    elif args.eval_strategy == "epoch":
+        in_training = math.ceil(state.num_train_epochs - state.epoch)
+    return in_training + 1
 
 
 def _settings(
@@ -334,89 +426,165 @@ def write_history(folder: Path, log_history: Sequence[dict]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line with `arguments`, or with those of the process. Bad input ends the process with status 2."""
-    parser = _Parser((PrefixArguments, TrainingArguments), prog="helpers.train", usage=USAGE)
-    try:
-        ours, args = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
-        _check_engine(args)
-        train, validation = _read_data(ours, args)
-        set_seed(args.seed)
-        with args.main_process_first():  # which downloads for the others
-            model, tokenizer = load_base(ours.base)
-        prefix = T5Prefix.for_model(
-            model,
-            prefix_length=ours.prefix_length,
-            sites=tuple(ours.sites),
-            mid_dim=ours.mid_dim,
-            dropout=ours.prefix_dropout,
-            init_std=ours.init_std,
-        )
-        settings = _settings(ours, args, train, validation, prefix)
-        checkpoint = _checkpoint_to_resume(args, settings)
-    except (OSError, TypeError, ValueError) as error:
-        parser.error(" ".join(str(error).split()))
-    first = args.process_index == 0
-    say = print if first else lambda *_: None
-    folder = Path(args.output_dir)
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode())  # the others may be reading it
-    frozen, trained = (sum(p.numel() for p in module.parameters()) for module in (model, prefix))
-    say(f"{ours.base}: {frozen:,} frozen numbers, {trained:,} trained ({trained / frozen:.2%})")
-    say(f"{len(train):,} pairs to learn, {len(validation):,} to evaluate on")
+    """Run the command line with `arguments`, or with those of the process.
 
-    if args.generation_max_length is None:
-        args.generation_max_length = ours.max_target_length + 1  # and the start token
-    score = _ExactMatch(tokenizer, [target for _, target in validation])
-    prefixed = T5WithPrefix(model, prefix)
-    trainer = Seq2SeqTrainer(
-        model=prefixed,
-        args=args,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=prefixed),
-        train_dataset=_data_set(tokenizer, train, ours, say),
-        eval_dataset=_data_set(tokenizer, validation, ours, say) if validation else None,
-        processing_class=tokenizer,
-        compute_metrics=score,
-        callbacks=[_Watch()],
-    )
-    if not args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(_Bar())
-    if checkpoint:
-        say(f"continuing from {checkpoint}")
-    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else None
-    if state and state.global_step >= state.max_steps and not args.resume_from_checkpoint:
-        # All steps are done, and the Trainer would do one more.
-        kept = folder / f"checkpoint-{state.best_global_step}" if args.load_best_model_at_end else checkpoint
-        prefixed.load_state_dict(load_file(kept / "model.safetensors"))
-    else:
+    Bad input ends the process with status 2, an interrupt (Ctrl-C) with status 130, both with one sentence.
+    """
+    parser = _Parser((PrefixArguments, TrainingArguments), prog="helpers.train", usage=USAGE)
+    with _ended_by_interrupt(lambda: "before the first step; the same command begins where this one did"):
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except FloatingPointError as error:
-            sys.exit(f"helpers.train: {error}")
+            demo, arguments = _without_demo(arguments)
+            ours, args = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
+            first = args.process_index == 0
+            say = partial(print, flush=True) if first else lambda *_: None
+            _check_engine(args)
+            with args.main_process_first():
+                if demo and ours.train_file == DEMO["train_file"]:
+                    write_demo(Path(ours.train_file), say)
+            train, validation = _read_data(ours, args)
+            set_seed(args.seed)
+            say(f"loading {ours.base}")
+            with args.main_process_first():  # which downloads for the others
+                model, tokenizer = load_base(ours.base)
+            prefix = T5Prefix.for_model(
+                model,
+                prefix_length=ours.prefix_length,
+                sites=tuple(ours.sites),
+                mid_dim=ours.mid_dim,
+                dropout=ours.prefix_dropout,
+                init_std=ours.init_std,
+            )
+            settings = _settings(ours, args, train, validation, prefix)
+            checkpoint = _checkpoint_to_resume(args, settings)
+        except (OSError, TypeError, ValueError) as error:
+            parser.error(" ".join(str(error).split()))
+        folder = Path(args.output_dir)
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            # The others may be reading it.
+            _replace(folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode())
+        frozen, trained = (sum(p.numel() for p in module.parameters()) for module in (model, prefix))
+        say(f"{ours.base}: {frozen:,} frozen numbers, {trained:,} trained ({trained / frozen:.2%})")
+        say(f"{len(train):,} pairs to learn, {len(validation):,} to evaluate on")
+
+        if args.generation_max_length is None:
+            args.generation_max_length = ours.max_target_length + 1  # and the start token
+        score = _ExactMatch(tokenizer, [target for _, target in validation])
+        prefixed = T5WithPrefix(model, prefix)
+        trainer = Seq2SeqTrainer(
+            model=prefixed,
+            args=args,
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=prefixed),
+            train_dataset=_data_set(tokenizer, train, ours, say),
+            eval_dataset=_data_set(tokenizer, validation, ours, say) if validation else None,
+            processing_class=tokenizer,
+            compute_metrics=score,
+            callbacks=[_Watch()],
+        )
+        bar = nullcontext() if args.disable_tqdm else _Bar(bool(validation))
+        if not args.disable_tqdm:
+            trainer.remove_callback(ProgressCallback)
+            trainer.add_callback(bar)
+        if checkpoint:
+            say(f"continuing from {checkpoint}")
+            trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            _count_in_steps(args, trainer.state)
+    with _ended_by_interrupt(lambda: _reached(trainer.state, args, settings)), bar, one_thread_if_small(prefixed):
+        if checkpoint and trainer.state.global_step >= trainer.state.max_steps and not args.resume_from_checkpoint:
+            # All steps are done, and the Trainer would do one more.
+            best = args.load_best_model_at_end
+            kept = folder / f"checkpoint-{trainer.state.best_global_step}" if best else checkpoint
+            prefixed.load_state_dict(load_file(kept / "model.safetensors"))
+        else:
+            try:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            except FloatingPointError as error:
+                sys.exit(f"helpers.train: {error}")
         state = copy.deepcopy(trainer.state)  # as it is before the last evaluation
-    scores = {"training_pairs": len(train), "steps": state.global_step, "prefix_numbers": trained}
-    if args.load_best_model_at_end:
-        scores["step_of_prefix"] = state.best_global_step
-    if validation:
-        metrics = trainer.evaluate()
-        scores["validation_pairs"] = len(validation)
-        scores["validation_loss"] = metrics["eval_loss"]
-        scores["exact_match"] = metrics["eval_exact_match"]
-        scores["exact_match_of_most_frequent_target"] = majority_baseline([t for _, t in train], score.targets)
-        say(f"exact match {scores['exact_match']:.1%} on {len(validation):,} pairs")
-    if first:
-        say(write_history(folder, state.log_history))
-        prefix.save_pretrained(folder / "prefix")
-        if ours.mid_dim:
-            prefix.fold().save_pretrained(folder / "prefix_folded")
-        with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
-            for (source, target), text in zip(validation, score.texts, strict=True):
-                entry = {"source": source, "target": target, "prediction": text}
-                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        (folder / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
-        say(f"prefix, scores, predictions and loss curve are in {folder}")
-    trainer.accelerator.end_training()
+        scores = {"training_pairs": len(train), "steps": state.global_step, "prefix_numbers": trained}
+        if args.load_best_model_at_end:
+            scores["step_of_prefix"] = state.best_global_step
+        if validation:
+            metrics = trainer.evaluate()
+            scores["validation_pairs"] = len(validation)
+            scores["validation_loss"] = metrics["eval_loss"]
+            scores["exact_match"] = metrics["eval_exact_match"]
+            scores["exact_match_of_most_frequent_target"] = majority_baseline([t for _, t in train], score.targets)
+            say(f"exact match {scores['exact_match']:.1%} on {len(validation):,} pairs")
+        if first:
+            say(write_history(folder, state.log_history))
+            prefix.save_pretrained(folder / "prefix")
+            if ours.mid_dim:
+                prefix.fold().save_pretrained(folder / "prefix_folded")
+            with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
+                for (source, target), text in zip(validation, score.texts, strict=True):
+                    entry = {"source": source, "target": target, "prediction": text}
+                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            (folder / "scores.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+            say(f"prefix, scores, predictions and loss curve are in {folder}; to use the prefix, in Python:")
+            say("\n" + textwrap.indent(_use(ours, folder, validation or train), " " * 4))
+        trainer.accelerator.end_training()
+
+
+def _without_demo(arguments: Sequence[str] | None) -> tuple[bool, list[str]]:
+    """Whether --demo is asked for, and the arguments without it; behind those of the demo, which they override."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--demo", action="store_true")
+    demo, others = parser.parse_known_args(arguments)
+    return demo.demo, [f"--{name}={value}" for name, value in DEMO.items() if demo.demo] + others
+
+
+def write_demo(path: Path, say: Callable[[str], None]) -> None:
+    """Write the training pairs of the task "german" to a JSONL file; one that is there already stays as it is."""
+    if path.exists():
+        say(f"{path} is there already, and is read as it stands")
+        return
+    pairs = load_task("german").train
+    lines = [json.dumps({"source": source, "target": target}, ensure_ascii=False) for source, target in pairs]
+    _replace(path, ("\n".join(lines) + "\n").encode())
+    say(f"wrote {path}, {len(lines):,} lines such as {lines[0]}")
+
+
+def _count_in_steps(args: TrainingArguments, state: TrainerState) -> None:
+    """Turn shares of all steps into steps, as a checkpoint holds them; the Trainer would call the two a mismatch."""
+    counted = TrainerState()
+    counted.compute_steps(args, args.max_steps if args.max_steps > 0 else state.max_steps)
+    args.logging_steps, args.eval_steps, args.save_steps = counted.logging_steps, counted.eval_steps, counted.save_steps
+
+
+@contextmanager
+def _ended_by_interrupt(where: Callable[[], str]) -> Iterator[None]:
+    """Within the block, an interrupt ends the process with status 130; the first of several says `where` it was."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would break off the sentence
+        if os.environ.get("RANK", "0") == "0":
+            print(f"\nhelpers.train: stopped {where()}", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, before)
+        sys.exit(130)
+
+
+def _reached(state: TrainerState, args: TrainingArguments, settings: dict) -> str:
+    """At which step a run was stopped, and what the same command will do."""
+    checkpoint = _checkpoint_to_resume(args, settings)
+    following = f"continues from {checkpoint}" if checkpoint else "starts again, since no checkpoint is whole yet"
+    step = f"at step {state.global_step} of {state.max_steps}" if state.max_steps else "before the first step"
+    return f"{step}; the same command {following}"
+
+
+def _use(ours: PrefixArguments, folder: Path, pairs: Sequence[Pair]) -> str:
+    """Python that loads the prefix and generates for the shortest source, so that the lines stay short."""
+    source = min((source for source, _ in pairs if source.strip()), key=len, default="")
+    lines = f"""\
+from helpers import T5Prefix, load_base
+from helpers.training import generate_texts
+model, tokenizer = load_base({ours.base!r})
+with T5Prefix.from_pretrained({str(folder / "prefix")!r}).attached(model):
+    print(generate_texts(model, tokenizer, [{source!r}], max_new_tokens={ours.max_target_length}))"""
+    # In a string, Python reads what a narrow terminal cannot show from its escape just as well.
+    encoding = sys.stdout.encoding or "ascii"
+    return lines.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _check_engine(args: TrainingArguments) -> None:
@@ -470,4 +638,8 @@ def _data_set(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], ours: P
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGINT, AT_START)
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would bring the traceback of a process that ends

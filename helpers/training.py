@@ -2,6 +2,7 @@
 
 import random
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,22 @@ from helpers.lean_t5 import LeanT5
 from helpers.losses import labelled_loss
 from helpers.t5_attention import attached_prefix, has_dropout_on
 from helpers.tasks import Pair
+
+SMALL = 10_000_000
+"""Fewer numbers make a model small: on a CPU, it computes with one thread.
+
+The time of a training step with two threads, in that with one, on two cores; medians of interleaved runs:
+
+    numbers of the model                       both cores free   one busy   both busy
+    1.0 million (the base "dates")             0.7               1.7        48
+    1.9 million (the base "wordnet")           0.6 to 0.8        1.3        9
+    15.6 million (random, d_model 256)         0.6 to 0.7        1.4        2
+    60.5 million (random, t5-small's shape)    0.6               1.7        10
+
+So a second thread is worth up to four tenths where a core is free for it, at every size, and costs a multiple where
+none is. A small model trains in a minute either way, unless its threads wait for each other: it is spared that. With a
+large one, four tenths are hours, and whether the cores are free is for its user to know.
+"""
 
 
 def collate(tokenizer, pairs: Sequence[Pair], device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -97,27 +114,59 @@ def fit(
     device = next(model.parameters()).device
     draw = random.Random(seed)
     lean_model = _lean(model) if lean else None
-    encoded = _encode_all(model, tokenizer, [source for source, _ in pairs], lean_model) if cache_encoder else None
     plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
     losses = []
-    with _watched(steps) if interactive else nullcontext(range(steps)) as counted:
-        for _ in counted:
-            chosen = draw.choices(range(len(pairs)), k=batch_size)
-            batch = collate(tokenizer, [pairs[index] for index in chosen], device)
-            rows = None if encoded is None else torch.cat([encoded[index] for index in chosen])
-            if lean:
-                loss = lean_model(batch, encoded=rows)
-            else:
-                if rows is not None:
-                    batch = {**batch, "input_ids": None, "encoder_outputs": _padded(rows, batch["attention_mask"])}
-                loss = labelled_loss(model, batch) if plain else model(**batch).loss
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, clip)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
+    with one_thread_if_small(model):
+        encoded = _encode_all(model, tokenizer, [source for source, _ in pairs], lean_model) if cache_encoder else None
+        with _watched(steps) if interactive else nullcontext(range(steps)) as counted:
+            for _ in counted:
+                chosen = draw.choices(range(len(pairs)), k=batch_size)
+                batch = collate(tokenizer, [pairs[index] for index in chosen], device)
+                rows = None if encoded is None else torch.cat([encoded[index] for index in chosen])
+                if lean:
+                    loss = lean_model(batch, encoded=rows)
+                else:
+                    if rows is not None:
+                        batch = {**batch, "input_ids": None, "encoder_outputs": _padded(rows, batch["attention_mask"])}
+                    loss = labelled_loss(model, batch) if plain else model(**batch).loss
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(parameters, clip)
+                optimizer.step()
+                schedule.step()
+                losses.append(loss.item())
     return losses
+
+
+_SETTING_THREADS = threading.Lock()
+
+
+@contextmanager
+def one_thread_if_small(model: nn.Module) -> Iterator[None]:
+    """Within the block, torch computes with one thread if the model is on a CPU and has fewer than SMALL numbers.
+
+    The number of before is given back after the block, also after an error or an interrupt. It is never raised: one
+    thread stays one thread, whoever set it. Other Python threads keep their numbers, so they may enter such blocks and
+    leave them in any order.
+    """
+    with _SETTING_THREADS:  # in the midst of another thread's, the number would be that one's
+        before = torch.get_num_threads()
+    parameters = list(model.parameters())
+    small = sum(parameter.numel() for parameter in parameters) < SMALL
+    if before == 1 or not small or any(parameter.device.type != "cpu" for parameter in parameters):
+        yield
+        return
+    try:
+        with _SETTING_THREADS:
+            torch.set_num_threads(1)
+            # This holds for our Python thread. But those that have not computed yet would start with the number set
+            # last, in any thread, and keep it for good: so another one, which ends at once, sets the old number.
+            setting_back = threading.Thread(target=torch.set_num_threads, args=(before,))
+            setting_back.start()
+            setting_back.join()
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -198,10 +247,11 @@ def generate_texts(
     """
     check_texts(sources=sources)
     texts = []
-    for start in range(0, len(sources), batch_size):
-        batch = tokenizer(list(sources[start : start + batch_size]), padding=True, return_tensors="pt")
-        output = model.generate(**batch.to(model.device), max_new_tokens=max_new_tokens, **generate_options)
-        texts += tokenizer.batch_decode(output, skip_special_tokens=True)
+    with one_thread_if_small(model):
+        for start in range(0, len(sources), batch_size):
+            batch = tokenizer(list(sources[start : start + batch_size]), padding=True, return_tensors="pt")
+            output = model.generate(**batch.to(model.device), max_new_tokens=max_new_tokens, **generate_options)
+            texts += tokenizer.batch_decode(output, skip_special_tokens=True)
     return texts
 
 

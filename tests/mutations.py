@@ -177,6 +177,33 @@ FAULTS = [
     Fault("training.py", "p.strip() == t.strip()", "p == t", "test_training.py"),
     Fault("training.py", "/ len(targets)", "/ len(set(targets))", "test_training.py"),
     Fault("training.py", "most_common(1)[0][0]", "most_common()[-1][0]", "test_training.py"),
+    Fault(
+        "training.py", "finally:\n        torch.set_num_threads(before)", "finally:\n        pass", "test_training.py"
+    ),
+    Fault("training.py", "not small or ", "", "test_training.py"),
+    Fault("training.py", "before == 1 or ", "", "test_training.py"),
+    Fault("training.py", ' or any(parameter.device.type != "cpu" for parameter in parameters)', "", "test_training.py"),
+    Fault("training.py", "args=(before,)", "args=(1,)", "test_training.py"),
+    Fault(
+        "training.py",
+        "with one_thread_if_small(model):\n        for start",
+        "with nullcontext():\n        for start",
+        "test_training.py",
+    ),
+    # the command
+    Fault("train.py", "_count_in_steps(args, trainer.state)\n", "pass\n", "test_train.py"),
+    Fault("train.py", "        sys.exit(130)", "        raise", "test_train.py"),
+    Fault("train.py", "os._exit(130)", "pass", "test_train.py"),
+    Fault("train.py", "    trainer.state = TrainerState", "    state = TrainerState", "test_train.py"),
+    Fault("train.py", "self.evaluations += 1", "pass", "test_train.py"),
+    Fault("train.py", "self.began - self.evaluating", "self.began", "test_train.py"),
+    Fault("train.py", " + control.should_evaluate if", " if", "test_train.py"),
+    Fault("train.py", 'set_description("evaluating")', "refresh()", "test_train.py"),
+    Fault("train.py", "    if path.exists():", "    if False:", "test_train.py"),
+    Fault("train.py", 'ours.train_file == DEMO["train_file"]', "True", "test_train.py"),
+    Fault("train.py", '"backslashreplace"', '"replace"', "test_train.py"),
+    Fault("train.py", "max_new_tokens={ours.max_target_length}", "max_new_tokens=1", "test_train.py"),
+    Fault("base.py", ") from None", ") from error", "test_base.py"),
     # the loss for less work
     Fault("losses.py", "labels[labelled])", "labels.flatten()[: labelled.sum()])", "test_training.py"),
     Fault("losses.py", ".sub_(highest)", "", "test_lean_t5.py"),

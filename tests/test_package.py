@@ -137,7 +137,8 @@ def test_the_readmes_ten_lines_do_what_they_promise(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=one_thread, capture_output=True, text=True, check=False
     )
-    assert result.stdout == "['Freitag, 17. Mai 2030']\n", result.stderr
+    steps = "".join(f" {step}" for step in range(15, 151, 15))
+    assert result.stdout == f"150 steps:{steps}\n['Freitag, 17. Mai 2030']\n", result.stderr
     assert (tmp_path / "german-prefix").is_dir()
 
 

@@ -1,13 +1,20 @@
 """The command line `python -m helpers.train`, on a tiny random T5 in a folder."""
 
+import ast
 import csv
+import io
 import json
+import logging
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -294,7 +301,9 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_to_the_same_end(folde
     assert not (cut / "prefix").exists()
 
     capsys.readouterr()
-    train.main(arguments(folder, cut, **options))
+    with said_by_transformers() as said:
+        train.main(arguments(folder, cut, **options))
+    assert said == []
     assert f"continuing from {cut / 'checkpoint-3'}\n" in capsys.readouterr().out
     files = [path.relative_to(through) for path in through.glob("prefix*/*")]
     assert len(files) == 4
@@ -306,6 +315,182 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_to_the_same_end(folde
     assert f"continuing from {cut / 'checkpoint-8'}\n" in capsys.readouterr().out
     for file in [*files, "loss.csv", "scores.json"]:
         assert (cut / file).read_bytes() == (through / file).read_bytes(), file
+
+
+@contextmanager
+def said_by_transformers():
+    """The warnings of transformers within the block."""
+    said = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_transformers_warns_of_a_setting_that_differs_and_of_no_other(folder, tmp_path):
+    options = {"logging_steps": 0.3, "eval_steps": 0.5, "num_train_epochs": 2, "max_steps": -1}
+    train.main(arguments(folder, tmp_path, **options))
+    shutil.rmtree(tmp_path / "checkpoint-12")
+    with said_by_transformers() as said:
+        train.main(arguments(folder, tmp_path, **options))
+        assert said == []
+        options |= {"logging_steps": 5, "resume_from_checkpoint": tmp_path / "checkpoint-10"}
+        train.main(arguments(folder, tmp_path, **options))
+    (warning,) = said
+    assert re.findall(r"\w+: .*", warning.partition("directory: ")[2]) == [
+        "logging_steps: 5 (from args) != 4 (from trainer_state.json)"
+    ]
+
+
+class Interrupting(train._Watch):
+    """Presses Ctrl-C at one place of a run: `at` is the name of a callback and the step."""
+
+    at = None
+
+    def press(self, name, state):
+        if self.at == (name, state.global_step):
+            signal.raise_signal(signal.SIGINT)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.press("on_train_begin", state)
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        self.press("on_substep_end", state)
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        self.press("on_prediction_step", state)
+
+    def on_save(self, args, state, control, **kwargs):
+        super().on_save(args, state, control, **kwargs)
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / "rng_state.pth").unlink()  # not yet written
+        self.press("on_save", state)
+
+
+@pytest.fixture
+def interrupted(monkeypatch, capsys):
+    """What a command prints to stderr when Ctrl-C is pressed `at` a place."""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def run(command, at) -> str:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(Interrupting, "at", at)
+            if at[0] != "on_save":
+                patch.setattr(Interrupting, "on_save", train._Watch.on_save)
+            patch.setattr(train, "_Watch", Interrupting)
+            with pytest.raises(SystemExit) as exit_:
+                train.main(command)
+        assert exit_.value.code == 130
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("at", "reached", "following"),
+    [
+        (("on_train_begin", 0), "at step 0 of 8", "starts again, since no checkpoint is whole yet"),
+        (("on_substep_end", 1), "at step 1 of 8", "starts again, since no checkpoint is whole yet"),
+        (("on_save", 2), "at step 2 of 8", "starts again, since no checkpoint is whole yet"),
+        (("on_prediction_step", 4), "at step 4 of 8", "continues from {run}/checkpoint-2"),
+        (("on_substep_end", 7), "at step 7 of 8", "continues from {run}/checkpoint-6"),
+        (("on_prediction_step", 8), "at step 8 of 8", "continues from {run}/checkpoint-6"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_an_interrupt_ends_with_one_sentence_that_is_true(
+    folder, tmp_path, capsys, interrupted, at, reached, following
+):
+    options = {"save_steps": 2, "eval_steps": 2, "gradient_accumulation_steps": 2, "max_source_length": 8}
+    command = arguments(folder, tmp_path, **options)
+    said = interrupted(command, at)
+    following = following.format(run=tmp_path)
+    assert said.endswith(f"\nhelpers.train: stopped {reached}; the same command {following}\n")
+    assert "Traceback" not in said
+    train.main(command)
+    output = capsys.readouterr().out
+    if "continues" in following:
+        assert following.replace("continues", "continuing") + "\n" in output
+    else:
+        assert "continuing" not in output
+    assert len(rows(tmp_path)) == 8
+
+
+def test_an_interrupt_of_the_last_evaluation(folder, tmp_path, monkeypatch, capsys):
+    """Of a run that is done, and of a command that has nothing else left to do."""
+    evaluate = train.Seq2SeqTrainer.evaluate
+
+    def interrupt(trainer, *args, **kwargs):
+        if not trainer.is_in_train:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(trainer, *args, **kwargs)
+
+    command = arguments(folder, tmp_path, max_steps=2)
+    monkeypatch.setattr(train.Seq2SeqTrainer, "evaluate", interrupt)
+    for _ in range(2):
+        with pytest.raises(SystemExit) as exit_:
+            train.main(command)
+        assert exit_.value.code == 130
+        sentence = f"at step 2 of 2; the same command continues from {tmp_path / 'checkpoint-2'}"
+        assert capsys.readouterr().err.endswith(f"\nhelpers.train: stopped {sentence}\n")
+        assert not (tmp_path / "prefix").exists()
+    monkeypatch.undo()
+    train.main(command)
+    assert (tmp_path / "prefix").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_interrupt_while_loading(folder, tmp_path, monkeypatch, capsys, rank):
+    monkeypatch.setattr(train, "load_base", lambda name: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(SystemExit) as exit_:
+        train.main(arguments(folder, tmp_path))
+    assert exit_.value.code == 130
+    sentence = "helpers.train: stopped before the first step; the same command begins where this one did"
+    assert capsys.readouterr() == (f"loading {folder / 'base'}\n", f"\n{sentence}\n" if rank == "0" else "")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_import_is_announced_and_can_be_interrupted(tmp_path, rank):
+    """In place of the first slow module one that presses Ctrl-C: what is said is said before."""
+    (tmp_path / "numpy.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit('went on')")
+    result = subprocess.run(
+        [sys.executable, "-m", "helpers.train", "--demo"],
+        cwd=tmp_path,
+        env={**ONE_THREAD, "PYTHONPATH": str(tmp_path), "RANK": rank},
+        capture_output=True,
+        text=True,
+    )
+    said = "importing PyTorch and transformers\n\nhelpers.train: stopped before anything was done\n"
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", said if rank == "0" else "")
+
+
+def test_ctrl_c_in_a_terminal(folder, tmp_path):
+    """As the process of its own that it is, pressed twice."""
+    command = arguments(folder, tmp_path / "run", max_steps=100_000, save_steps=10, eval_steps=20)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "helpers.train", *command],
+        env=ONE_THREAD,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "run" / "checkpoint-10").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    output, said = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert said.startswith("importing PyTorch and transformers\n")
+    assert output.startswith(f"loading {folder / 'base'}\n")
+    assert "Traceback" not in said
+    assert re.search(r"\nhelpers\.train: stopped at step \d+ of 100000; the same command .*\n\Z", said)
 
 
 def test_other_settings_are_not_mixed_into_a_run(folder, tmp_path, capsys):
@@ -454,6 +639,7 @@ def test_help_is_short_and_names_every_option_of_ours(capsys):
     for option in ("output_dir", "learning_rate", "max_steps", "seed", "resume_from_checkpoint", "bf16"):
         assert f"  --{option}\n" in text
     assert "(default: encoder decoder cross)" in text
+    assert "python -m helpers.train --demo" in text
     assert text.count("(required)") == 3
     assert len(text.splitlines()) < 100
     assert max(map(len, text.splitlines())) <= 120
@@ -461,19 +647,115 @@ def test_help_is_short_and_names_every_option_of_ours(capsys):
 
 def test_the_readmes_commands(tmp_path, monkeypatch, capsys):
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```bash\n(python -c .*?)```", readme, flags=re.DOTALL)
-    make_file, run = shlex.split(block.replace("\n", " ; ")), block.splitlines()[1]
-    assert make_file[:2] == ["python", "-c"]
-    (_, example) = make_file[3:5]
-    written = subprocess.run([sys.executable, "-c", make_file[2]], capture_output=True, check=True, env=ONE_THREAD)
-    (tmp_path / example).write_bytes(written.stdout)
-    assert train.read_pairs(tmp_path / example) == load_task("german").train
-
+    section = readme.split("## Tune a prefix on your own data")[1].split("\n## ")[0]
+    demo, run = re.findall(r"```bash\npython -m helpers.train (.*?)\n```", section, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    module, *command = shlex.split(run)[2:]
-    assert module == "helpers.train"
-    train.main([*command, "--max_steps", "2", "--validation_share", "0.01"])  # of two, argparse takes the last
-    folder = tmp_path / command[command.index("--output_dir") + 1]
-    named = re.findall(r"`([a-z]+/|[a-z]+\.(?:json|jsonl|csv|png))`", readme.split(block)[1].split("\n## ")[0])
-    assert set(named) == {"prefix/", "scores.json", "predictions.jsonl", "loss.csv", "loss.png"}
-    assert all((folder / name).exists() for name in named)
+    for command in (demo, run):
+        capsys.readouterr()
+        command = shlex.split(command)
+        # Of two, argparse takes the last.
+        train.main([*command, "--max_steps", "2", "--validation_share", "0.01", "--max_target_length", "30"])
+        output = capsys.readouterr().out
+        given = train.DEMO if command == ["--demo"] else dict(zip(command[::2], command[1::2], strict=True))
+        given = {name.removeprefix("--"): value for name, value in given.items()}
+        assert given["base"] == "dates"
+        folder, pairs = Path(given["output_dir"]), Path(given["train_file"])
+        assert f"`{folder}`" in section
+        assert f"`{pairs}`" in section
+        named = re.findall(r"`([a-z]+/|[a-z]+\.(?:json|jsonl|csv|png))`", section)
+        assert set(named) == {"prefix/", "scores.json", "predictions.jsonl", "loss.csv", "loss.png"}
+        assert all((folder / name).exists() for name in named)
+        assert train.read_pairs(pairs) == load_task("german").train
+        (line,) = re.findall(r'`(\{"source": .*?\})`', section)
+        assert line in pairs.read_text(encoding="utf-8").splitlines()
+
+        said = textwrap.dedent(output.split("in Python:\n\n")[1])
+        result = subprocess.run([sys.executable, "-c", said], env=ONE_THREAD, capture_output=True, text=True)
+        predictions = [json.loads(text) for text in (folder / "predictions.jsonl").read_text("utf-8").splitlines()]
+        assert result.stdout == f"{[predictions[0]['prediction']]}\n", result.stderr
+
+
+def test_the_demo_keeps_the_file_that_is_there_and_other_options_override(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path / "german-demo.jsonl", PAIRS)
+    quick = ["--max_steps=1", "--max_target_length", "6", "--prefix_length", "2"]
+    train.main(["--sites", "cross", *quick, "--demo", "--output_dir", "other"])
+    assert train.read_pairs("german-demo.jsonl") == PAIRS
+    assert "german-demo.jsonl is there already, and is read as it stands\n" in capsys.readouterr().out
+    prefix = T5Prefix.from_pretrained("other/prefix")
+    assert (prefix.sites, prefix.encoders["cross"].prefix_length) == (("cross",), 2)
+    assert json.loads(Path("other/scores.json").read_text())["training_pairs"] == 22
+
+    Path("german-demo.jsonl").rename("mine.jsonl")
+    train.main(["--demo", *quick, "--train_file", "mine.jsonl"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["german-demo", "mine.jsonl", "other"]
+
+
+def test_the_lines_that_use_a_prefix_survive_any_name_and_any_terminal(monkeypatch):
+    ours = train.PrefixArguments(base="it's \\new", train_file="")
+    folder, pairs = Path("Präfix 'a'"), [("long source", ""), (" ", ""), ("ü \"'\n", "")]
+    for encoding in ("utf-8", "ascii"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+        lines = train._use(ours, folder, pairs)
+        lines.encode(encoding)
+        strings = {node.value for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Constant)}
+        assert strings == {ours.base, str(folder / "prefix"), "ü \"'\n", 128}
+
+
+# --- the time left ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "state", "left"),
+    [
+        ("no", {"global_step": 3}, 1),
+        ("steps", {"global_step": 0}, 4),
+        ("steps", {"global_step": 30}, 3),
+        ("steps", {"global_step": 59}, 3),
+        ("steps", {"global_step": 60}, 2),
+        ("steps", {"global_step": 100}, 1),
+        ("epoch", {"global_step": 30, "epoch": 0.9}, 4),
+        ("epoch", {"global_step": 34, "epoch": 1.0}, 3),
+    ],
+)
+def test_the_evaluations_left_are_counted(strategy, state, left):
+    state = SimpleNamespace(max_steps=100, eval_steps=30, num_train_epochs=3, **state)
+    assert train.evaluations_left(SimpleNamespace(eval_strategy=strategy), state) == left
+
+
+def test_the_time_left_has_the_evaluations_in_it(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now)
+    args = SimpleNamespace(eval_strategy="steps")
+    state = SimpleNamespace(global_step=10, max_steps=50, eval_steps=20, is_world_process_zero=True)
+    control = SimpleNamespace(should_evaluate=False)
+    seen = {}
+    with train._Bar(has_validation=True) as bar:
+        bar.on_train_begin(args, state, control)  # of a run that is continued from step 10
+        for step in range(11, 51):
+            now += 2
+            state.global_step, control.should_evaluate = step, step % 20 == 0
+            bar.on_step_end(args, state, control)
+            seen[step] = bar.training_bar.postfix
+            if control.should_evaluate:
+                now += 30
+                control.should_evaluate = False
+                bar.on_evaluate(args, state, control)
+        assert seen[11] == "about 1:18 and 3 evaluations left"
+        assert seen[20] == "about 1:00 and 3 evaluations left"
+        assert seen[21] == "about 1:58 left"  # 29 steps, 2 evaluations
+        assert seen[40] == "about 1:20 left"
+        assert seen[41] == "about 0:48 left"
+        assert seen[50] == "about 0:30 left"
+
+
+def test_bars_have_names_and_tell_of_evaluations(folder, tmp_path, capsys):
+    train.main(arguments(folder, tmp_path))
+    said = capsys.readouterr().err
+    assert re.search(r"\revaluating: 100%\|", said)
+    assert re.search(r" 8/8 \[\d\d:\d\d, loss \d\.\d{3}, about \d:\d\d left\]", said)
+
+
+def test_the_only_evaluation_may_be_the_one_at_the_end(folder, tmp_path, capsys):
+    train.main(arguments(folder, tmp_path, eval_strategy="no"))
+    assert re.search(r" 8/8 \[\d\d:\d\d, loss \d\.\d{3}, about 0:00 and 1 evaluation left\]", capsys.readouterr().err)

@@ -3,6 +3,8 @@
 import copy
 import random
 import signal
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from test_t5 import FAMILIES, make_inputs, make_model, make_prefix
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
+from helpers import training
+from helpers.base import BUNDLED_NAMES, load_base
 from helpers.t5 import T5Prefix
 from helpers.training import (
     collate,
@@ -19,6 +23,7 @@ from helpers.training import (
     labelled_loss,
     linear_warmup_decay,
     majority_baseline,
+    one_thread_if_small,
 )
 
 PAIRS = [("a", "b"), ("bb", "c"), ("ccc", "d"), ("dddd", "e")]
@@ -308,3 +313,157 @@ def test_without_interactive_an_interrupt_is_raised(model, tokenizer, handler):
         fit(model, prefix.parameters(), tokenizer, PAIRS, steps=2)
     hook.remove()
     prefix.attach(model)()
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_threads():
+    """Three for torch, whatever the machine has, in the tests' Python thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def computing(model) -> list[int]:
+    """Filled with torch's number of threads at each use of the model's encoder from now on."""
+    seen = []
+    model.encoder.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    return seen
+
+
+def run(kind: str, model, tokenizer, steps: int = 2):
+    prefix = T5Prefix.for_model(model, prefix_length=2, sites=("decoder",))
+    with prefix.attached(model):
+        if kind == "generate_texts":
+            return generate_texts(model, tokenizer, ["a", "b"], batch_size=1, max_new_tokens=2)
+        options = {"fit": {}, "fit, cached": {"cache_encoder": True}}[kind]
+        return fit(model, prefix.parameters(), tokenizer, PAIRS, steps=steps, batch_size=2, **options)
+
+
+@pytest.mark.parametrize("kind", ["fit", "fit, cached", "generate_texts"])
+def test_a_small_model_computes_with_one_thread_and_gives_the_others_back(model, tokenizer, three_threads, kind):
+    seen = computing(model)
+    run(kind, model, tokenizer)
+    assert seen
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 3
+
+
+def test_a_large_model_keeps_its_threads(model, tokenizer, three_threads, monkeypatch):
+    monkeypatch.setattr(training, "SMALL", sum(parameter.numel() for parameter in model.parameters()))
+    seen = computing(model)
+    for kind in ("fit", "generate_texts"):
+        run(kind, model, tokenizer)
+    assert set(seen) == {3}
+
+
+def test_the_bundled_bases_are_small_and_t5_small_is_not(three_threads):
+    for name in BUNDLED_NAMES:
+        with one_thread_if_small(load_base(name)[0]):
+            assert torch.get_num_threads() == 1
+    with torch.device("meta"):
+        t5_small = T5ForConditionalGeneration(T5Config())
+    assert sum(parameter.numel() for parameter in t5_small.parameters()) == 60_506_624 > training.SMALL
+
+
+def test_on_an_accelerator_threads_stay_as_they_are(model, three_threads):
+    with one_thread_if_small(model.to("meta")):
+        assert torch.get_num_threads() == 3
+
+
+def test_one_thread_that_was_asked_for_stays_one(model, tokenizer, three_threads):
+    torch.set_num_threads(1)
+    seen = computing(model)
+    run("fit", model, tokenizer)
+    assert {*seen, torch.get_num_threads()} == {1}
+
+
+@pytest.mark.parametrize("kind", ["fit", "generate_texts"])
+@pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, RuntimeError])
+def test_threads_are_given_back_after_an_error_or_an_interrupt(model, tokenizer, three_threads, kind, stopped_by):
+    def stop(*_):
+        assert torch.get_num_threads() == 1
+        raise stopped_by
+
+    model.encoder.register_forward_pre_hook(stop)
+    with pytest.raises(stopped_by):
+        run(kind, model, tokenizer)
+    assert torch.get_num_threads() == 3
+
+
+def in_a_new_thread(function):
+    """What it returns in a Python thread that has not computed before."""
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(function()))
+    thread.start()
+    thread.join(60)
+    return returned[0]
+
+
+def test_blocks_within_each_other_give_back_at_the_end_of_the_outer_one(model, three_threads):
+    with one_thread_if_small(model):
+        with one_thread_if_small(model):
+            assert in_a_new_thread(torch.get_num_threads) == 3
+        assert torch.get_num_threads() == 1
+        assert in_a_new_thread(torch.get_num_threads) == 3
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("first_to_leave", ["first to enter", "last to enter"])
+def test_two_python_threads_at_once_leave_no_thread_with_one(model, three_threads, first_to_leave):
+    """The second has not computed before it enters, so that torch would start it with the number of the first."""
+    entered, leave, after = threading.Event(), threading.Event(), {}
+
+    def second(block):
+        after["before"] = torch.get_num_threads()
+        with block:
+            after["within"] = torch.get_num_threads()
+            entered.set()
+            assert leave.wait(60)
+        after["after"] = torch.get_num_threads()
+
+    def start(block):
+        other = threading.Thread(target=second, args=(block,))
+        other.start()
+        assert entered.wait(60)
+        return other
+
+    def end(other):
+        leave.set()
+        other.join(60)
+
+    with one_thread_if_small(model):
+        other = start(one_thread_if_small(model))
+        if first_to_leave == "last to enter":
+            end(other)
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 3
+    end(other)
+    assert after == {"before": 3, "within": 1, "after": 3}
+    assert torch.get_num_threads() == 3
+    end(start(nullcontext()))  # a thread that is new now
+    assert after == {"before": 3, "within": 3, "after": 3}
+
+
+def test_fit_in_two_python_threads_at_once(tokenizer, model, three_threads):
+    models, numbers = [model, copy.deepcopy(model)], []
+    for each in models:
+        seen = computing(each)
+        numbers.append(seen)
+    together = threading.Barrier(2, timeout=60)
+
+    def train(model, steps):
+        together.wait()
+        run("fit", model, tokenizer, steps)
+        numbers.append([torch.get_num_threads()])
+
+    others = [threading.Thread(target=train, args=each) for each in zip(models, (3, 9), strict=True)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(60)
+    assert numbers == [[1] * 3, [1] * 9, [3], [3]]
+    assert torch.get_num_threads() == 3
