@@ -38,8 +38,10 @@ from transformers.hf_argparser import HfArg
 from transformers.trainer_callback import ProgressCallback
 
 from helpers.base import BUNDLED_NAMES, load_base
+from helpers.engines import T5WithPrefix
 from helpers.figures import curves, curves_sentence
-from helpers.t5 import T5Prefix, T5WithPrefix, _replace
+from helpers.store import replace_file
+from helpers.t5 import T5Prefix
 from helpers.t5_attention import SITES
 from helpers.tasks import Pair
 from helpers.training import exact_match, majority_baseline
@@ -266,7 +268,8 @@ def _settings(
         train_sampling_strategy neftune_noise_alpha
     """.split():
         settings[name] = getattr(args, name, None)
-    for name, content in {"training_pairs": train, "validation_pairs": validation, "base_weights": prefix.base}.items():
+    weights = {name: numbers for name, numbers in prefix.base.items() if name != "name"}
+    for name, content in {"training_pairs": train, "validation_pairs": validation, "base_weights": weights}.items():
         settings[name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return json.loads(json.dumps(settings))  # as it will be read
 
@@ -360,7 +363,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = Path(args.output_dir)
     if first:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode())  # the others may be reading it
+        replace_file(
+            folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode()
+        )  # the others may be reading it
     frozen, trained = (sum(p.numel() for p in module.parameters()) for module in (model, prefix))
     say(f"{ours.base}: {frozen:,} frozen numbers, {trained:,} trained ({trained / frozen:.2%})")
     say(f"{len(train):,} pairs to learn, {len(validation):,} to evaluate on")
