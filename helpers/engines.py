@@ -10,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from helpers._checks import warn_caller
 from helpers.hub import upload
-from helpers.sharded import is_sharded
+from helpers.sharded import gather_for, spread_again
 from helpers.store import check_names, check_serialization, read, write
 from helpers.t5 import PrefixPerRow, T5Prefix
 from helpers.t5_attention import stacks_by_site
@@ -50,7 +50,8 @@ class T5WithPrefix(nn.Module):
     lie; numbers and bytes are those of model and prefix together; files are the prefix's. Whatever else the model has,
     ask `prefixed.model`.
 
-    FSDP2: apply `fully_shard` to it, or to the model before; then every process has to call what it calls.
+    FSDP2: apply `fully_shard` to this module; then every process has to call what it calls. If the model alone was
+    sharded, averaging the prefix's gradients over the processes is up to you.
     """
 
     accepts_loss_kwargs = True  # tells transformers' Trainer that `forward` takes num_items_in_batch
@@ -71,13 +72,11 @@ class T5WithPrefix(nn.Module):
         self.also_train = tuple(trained)
         for module in trained.values():
             module.requires_grad_(True)
-        for name in _new_heads(model):
-            if not any(f"{name}.".startswith(f"{each}.") for each in self.also_train):
-                head = name.split(".")[0]
-                warn_caller(
-                    f"the model's {name} looks newly initialised, since its bias is all zero, and stays frozen: "
-                    f"T5WithPrefix(model, prefix, also_train=({head!r},)) trains and saves it with the prefix"
-                )
+        for head in _new_heads(model, self.also_train):
+            warn_caller(
+                f"the model's {head} looks newly initialised, since its biases are all zero, and stays frozen: "
+                f"T5WithPrefix(model, prefix, also_train=({head!r},)) trains and saves it with the prefix"
+            )
         self.train(prefix.training)
         self.register_load_state_dict_post_hook(_miss_no_base)
 
@@ -152,15 +151,14 @@ class T5WithPrefix(nn.Module):
 
     def generate(self, *args, **kwargs):
         """The model's `generate`, with the prefix; of weights that are sharded (FSDP2), in every process."""
-        if any(map(is_sharded, self.parameters())):
-            from torch.distributed.fsdp import register_fsdp_forward_method
+        gather_for(self, "_generate")
+        gather_for(self.model, "generate")
+        output = self._generate(*args, **kwargs)
+        spread_again(self.model)
+        spread_again(self)  # or an optimiser made now would get the gathered weights and train nothing
+        return output
 
-            # FSDP2 gathers weights for `forward`, and for methods that are registered: on the module that was sharded.
-            for module in (self.model, self):
-                if "generate" not in vars(module):
-                    register_fsdp_forward_method(module, "generate")
-                    if module is self and "generate" in vars(self):
-                        return self.generate(*args, **kwargs)
+    def _generate(self, *args, **kwargs):
         return self.model.generate(*args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -226,17 +224,12 @@ class T5WithPrefix(nn.Module):
         Raises ValueError for a PrefixPerRow, each of whose prefixes is saved by itself.
         """
         check_serialization(safe_serialization)
-        if not isinstance(self.prefix, T5Prefix):
-            raise ValueError(
-                "a PrefixPerRow has no files of its own: save each of its prefixes, "
-                "for example [p.save_pretrained(f'prefix-{n}') for n, p in enumerate(prefixed.prefix.prefixes)]"
-            )
         state = self.state_dict() if state_dict is None else state_dict
         if is_main_process:
             check_names(state, self.state_dict(), "prefix and the modules of also_train")
         write(
             folder,
-            self.prefix,
+            _one_prefix(self),
             _below(state, "prefix."),
             _below(state, "model."),
             self.also_train,
@@ -276,9 +269,10 @@ class T5WithPrefix(nn.Module):
 
     def push_to_hub(self, repo_id: str, *, base_model: str | None = None, **options) -> str:
         """Upload what `save_pretrained` writes; everything is as for `T5Prefix.push_to_hub`."""
-        base_model = base_model or self.prefix.base.get("name")
+        prefix = _one_prefix(self)
+        base_model = base_model or prefix.base.get("name")
         if not self.also_train:
-            return self.prefix.push_to_hub(repo_id, base_model=base_model, **options)
+            return prefix.push_to_hub(repo_id, base_model=base_model, **options)
         model_class, labels = type(self.model).__name__, self.model.config.num_labels
         loading = [
             "from helpers import T5WithPrefix",
@@ -287,7 +281,16 @@ class T5WithPrefix(nn.Module):
             f"model = {model_class}.from_pretrained({base_model or '...'!r}, num_labels={labels})",
             f"prefixed = T5WithPrefix.from_pretrained(model, {repo_id!r})",
         ]
-        return upload(self.prefix, repo_id, self.save_pretrained, "\n".join(loading), base_model=base_model, **options)
+        return upload(prefix, repo_id, self.save_pretrained, "\n".join(loading), base_model=base_model, **options)
+
+
+def _one_prefix(prefixed: T5WithPrefix) -> T5Prefix:
+    if not isinstance(prefixed.prefix, T5Prefix):
+        raise ValueError(
+            f"a {type(prefixed.prefix).__name__} has no files of its own: save each of its prefixes, for example "
+            "[p.save_pretrained(f'prefix-{n}') for n, p in enumerate(prefixed.prefix.prefixes)]"
+        )
+    return prefixed.prefix
 
 
 def _modules(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
@@ -311,16 +314,18 @@ def _tensors(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def _new_heads(model: nn.Module) -> list[str]:
-    """The model's Linears whose bias is zero, as it is before training. T5 has biases in new heads alone."""
-    return [
+def _new_heads(model: nn.Module, trained: tuple[str, ...]) -> list[str]:
+    """The model's children, but for trained ones, with a Linear whose bias is zero, as it is before training.
+
+    T5 itself has no biases. Of a new head without, nothing can be known.
+    """
+    new = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and module.bias is not None
-        and not module.bias.is_meta
-        and not module.bias.any()
+        if isinstance(module, nn.Linear) and module.bias is not None and not module.bias.is_meta
+        if not f"{name}.".startswith(tuple(f"{each}." for each in trained)) and not module.bias.any()
     ]
+    return list(dict.fromkeys(name.split(".")[0] for name in new))
 
 
 def _below(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:

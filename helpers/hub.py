@@ -145,6 +145,8 @@ def _in_one_sentence(what: str) -> Iterator[None]:
     """Raise OSError, starting with `what`, for everything that the hub or the way to it refuses."""
     try:
         yield
+    except (AttributeError, TypeError):  # a mistake in a call
+        raise
     except Exception as error:  # without a connection its class differs between versions of huggingface_hub
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise OSError(f"{what}: {reason}") from error

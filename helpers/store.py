@@ -246,7 +246,8 @@ def _remove_leftovers(folder: Path, named: set[str], alone: bool) -> None:
 
 def as_bytes(tensors: dict[str, Tensor]) -> bytes:
     """The content of a safetensors file; of tensors that are sharded, the whole."""
-    return save({name: whole(tensor).detach().contiguous() for name, tensor in tensors.items()})
+    # Cloned, since safetensors refuses tensors that share their memory, as tied weights do.
+    return save({name: whole(tensor).detach().clone().contiguous() for name, tensor in tensors.items()})
 
 
 def check_serialization(safe_serialization: bool) -> None:
