@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from accelerate import Accelerator
 from test_also_train import make_classifier
 from test_engines import make_model, make_prefixed
 from transformers.trainer_utils import validate_quantization_for_training
@@ -76,15 +75,6 @@ def test_every_name_that_the_model_answers_is_one_that_some_model_has():
         "set_requires_gradient_sync",
         "set_requires_all_reduce",
     }
-
-
-def test_a_base_that_accelerate_has_prepared_does_not_pass_for_the_whole():
-    prefixed = make_prefixed()
-    prefixed.model._is_accelerate_prepared = True
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(prefixed)
-    assert prefixed._is_accelerate_prepared
-    assert accelerator._models == [prefixed]
 
 
 def test_a_quantised_base_is_known_to_the_trainer_as_one_that_trains_something_else():
