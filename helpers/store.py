@@ -213,12 +213,12 @@ def replace_file(path: Path, content: bytes) -> None:
 def _alone_in(folder: Path) -> Iterator[bool]:
     """Wait until no other process or thread saves in `folder`; False at once where that cannot be known."""
     locked, handle = False, None
-    if fcntl is not None:
-        with suppress(OSError):  # a network file system may lock files alone, or nothing
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            locked = True
     try:
+        if fcntl is not None:
+            with suppress(OSError):  # a network file system may lock files alone, or nothing
+                handle = os.open(folder, os.O_RDONLY)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                locked = True
         yield locked
     finally:
         if locked:

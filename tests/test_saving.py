@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -219,6 +220,26 @@ def test_without_locks_what_another_has_named_since_is_kept(tmp_path, monkeypatc
     monkeypatch.setattr(store, "_remove_leftovers", after_another)
     make_prefix(1).save_pretrained(tmp_path)
     assert is_equal(T5Prefix.from_pretrained(tmp_path), make_prefix(2))
+
+
+def test_the_files_are_replaced_whole_and_the_json_after_the_weights(tmp_path, monkeypatch):
+    make_prefix(1).save_pretrained(tmp_path)
+    replace, replaced = os.replace, []
+
+    def watched(source, target):
+        replaced.append(Path(target).name)
+        assert is_equal(T5Prefix.from_pretrained(tmp_path), make_prefix(1))
+        if len(replaced) == 2:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    with pytest.raises(KeyboardInterrupt):
+        make_prefix(2).save_pretrained(tmp_path)
+    monkeypatch.undo()
+    assert re.fullmatch(r"prefix-[0-9a-f]{16}\.safetensors", replaced[0])
+    assert replaced[1:] == [CONFIG_NAME]
+    assert is_equal(T5Prefix.from_pretrained(tmp_path), make_prefix(1))
 
 
 # --- accelerate's idiom ----------------------------------------------------------------------------------------------
