@@ -28,7 +28,7 @@ def test_numbers_and_bytes_are_those_of_model_and_prefix_together():
 
 def test_what_the_model_answers_is_the_models():
     prefixed = make_prefixed()
-    names = ("device", "dtype", "main_input_name", "is_activation_checkpointing", "tp_size", "_no_split_modules")
+    names = ("device", "dtype", "main_input_name", "supports_gradient_checkpointing", "tp_size", "_no_split_modules")
     for name in names:
         assert getattr(prefixed, name) == getattr(prefixed.model, name)
     assert prefixed.get_encoder() is prefixed.model.encoder
@@ -66,6 +66,9 @@ def test_every_name_that_the_model_answers_is_one_that_some_model_has():
     """The exceptions are set on a model that is quantised, dispatched or sharded when it is loaded."""
     model = make_model()
     missing = {name for name in _ANSWERED_BY_THE_MODEL if not hasattr(model, name)}
+    if "activation_checkpointing_enable" in missing:  # transformers 5.15 had one set of names less
+        missing -= {name for name in missing if "activation_checkpointing" in name}
+        missing -= {"is_distributed_loading_by_transformers"}
     assert missing <= {
         "hf_device_map",
         "hf_quantizer",

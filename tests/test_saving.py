@@ -292,7 +292,13 @@ def test_several_prefixes_are_saved_one_by_one(tmp_path):
 def test_the_bases_name_on_the_hub_is_kept_but_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = make_model()
-    for name, kept in (("google-t5/t5-small", True), ("out/t5", False), (str(tmp_path), False), ("", False)):
+    for name, kept in (
+        ("google-t5/t5-small", True),
+        ("out/t5", False),
+        ("gone/away/t5", False),
+        (str(tmp_path), False),
+        ("", False),
+    ):
         Path("out/t5").mkdir(parents=True, exist_ok=True)
         model.config._name_or_path = name
         prefix = T5Prefix.for_model(model, mid_dim=3)
