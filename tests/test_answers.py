@@ -21,6 +21,8 @@ def test_numbers_and_bytes_are_those_of_model_and_prefix_together():
         exclude_embeddings=True
     )
     assert prefixed.get_memory_footprint() == 4 * own + prefixed.model.get_memory_footprint()
+    frozen = prefixed.prefix.encoders["cross"].requires_grad_(False)
+    assert prefixed.num_parameters(only_trainable=True) == own - sum(p.numel() for p in frozen.parameters())
     head = make_classifier()
     trained = sum(p.numel() for p in head.prefix.parameters()) + 16 * 16 + 16 + 3 * 16 + 3
     assert head.num_parameters(only_trainable=True) == trained

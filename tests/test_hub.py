@@ -117,9 +117,10 @@ def test_what_is_uploaded_is_read_again(played):
 
 
 def test_an_upload_replaces_the_weights_and_leaves_other_files_and_an_edited_card(played):
+    model = make_model()
     for seed in (1, 2):
         torch.manual_seed(seed)
-        prefix = T5Prefix.for_model(make_model(), prefix_length=3)
+        prefix = T5Prefix.for_model(model, prefix_length=3)
         prefix.push_to_hub("user/german")
         if seed == 1:
             repository = played.root / "user/german"
