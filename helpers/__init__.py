@@ -15,7 +15,7 @@ _MODULE_OF = {
     "join_prefix": "prefix",
     "T5Prefix": "t5",
     "PrefixPerRow": "t5",
-    "T5WithPrefix": "t5",
+    "T5WithPrefix": "engines",
     "LeanT5": "lean_t5",
     "PeftT5Prefix": "peft_prefix",
     "from_peft": "peft_prefix",

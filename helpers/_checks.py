@@ -1,6 +1,10 @@
-"""The doors of the package: arguments of the wrong kind are refused with one sentence."""
+"""The doors of the package: arguments of the wrong kind are refused with one sentence, and warnings point outside."""
 
+import sys
+import warnings
+from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,3 +37,12 @@ def check_texts(**arguments) -> None:
     for name, value in arguments.items():
         if isinstance(value, str):
             raise TypeError(f"{name} must be a list of texts, got one text")
+
+
+def warn_caller(message: str) -> None:
+    """A warning that points at the line outside this package (and `with`) that caused it."""
+    package = str(Path(__file__).parent)
+    depth, frame = 1, sys._getframe()
+    while frame and frame.f_code.co_filename.startswith((package, contextmanager.__code__.co_filename)):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, stacklevel=depth)

@@ -29,7 +29,8 @@ from transformers import PreTrainedModel
 
 from helpers._shapes import Float
 from helpers.prefix import PrefixEncoder
-from helpers.t5 import T5Prefix, _replace
+from helpers.store import replace_file
+from helpers.t5 import T5Prefix
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -163,8 +164,8 @@ def to_peft(prefix: T5Prefix, folder: str | os.PathLike, *, base_name: str | Non
     rows = rearrange(by_pair, "n kv 1 h p d -> p (n kv h d)").contiguous()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHTS_NAME, save({"prompt_embeddings": rows}, metadata={"format": "pt"}))
-    _replace(folder / CONFIG_NAME, (json.dumps(config, indent=2) + "\n").encode())
+    replace_file(folder / WEIGHTS_NAME, save({"prompt_embeddings": rows}, metadata={"format": "pt"}))
+    replace_file(folder / CONFIG_NAME, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _read_config(folder: Path) -> dict:

@@ -1,29 +1,20 @@
 """Prefix tuning for any Hugging Face T5, at its three attention sites."""
 
-import hashlib
-import json
-import os
-import sys
-import uuid
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from helpers._checks import warn_caller
 from helpers._shapes import Bool, Float
 from helpers.prefix import PrefixEncoder
+from helpers.sharded import is_sharded
+from helpers.store import Stored, fingerprint, hub_name, same_weights
 from helpers.t5_attention import SITES, HandOver, detach_prefix, hand_overs, routed_twin, stacks_by_site
-
-FORMAT_VERSION = 1
-CONFIG_NAME = "prefix_config.json"
 
 
 class _Attachable(nn.Module, ABC):
@@ -98,7 +89,7 @@ class _Attachable(nn.Module, ABC):
             detach()
 
 
-class T5Prefix(_Attachable):
+class T5Prefix(_Attachable, Stored):
     """Learned keys and values for the attention sites of a frozen T5.
 
     At each site and layer, with P prefix keys in front of K content keys,
@@ -121,7 +112,8 @@ class T5Prefix(_Attachable):
     """
 
     def __init__(self, encoders: dict[str, PrefixEncoder], base: dict | None = None):
-        """Args: the PrefixEncoder of each site; some weights of the base to recognise it by, taken by `for_model`.
+        """Args: the PrefixEncoder of each site; what the base is known by, some weights and its name on the hub, taken
+        by `for_model`.
 
         Raises ValueError for unknown sites.
         """
@@ -169,7 +161,7 @@ class T5Prefix(_Attachable):
                 dropout=dropout,
                 init_std=init_std,
             )
-        return cls(encoders, _fingerprint(stacks)).to(_device(model), torch.float32)
+        return cls(encoders, fingerprint(stacks) | hub_name(model)).to(_device(model), torch.float32)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -179,10 +171,15 @@ class T5Prefix(_Attachable):
     def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
         """The prefix of one site: `[layers, 2, 1, heads, prefix, d_kv]`, entry 0 of axis 1 the keys, 1 the values.
 
-        Raises ValueError for a site without a prefix.
+        Raises ValueError for a site without a prefix, or if the prefix is sharded (FSDP2) and not gathered.
         """
         if site not in self.encoders:
             raise ValueError(f"this prefix has no site {site!r}, only {', '.join(self.encoders)}")
+        if is_sharded(self.encoders[site].embedding):
+            raise ValueError(
+                "the prefix is sharded and nothing has gathered it: apply fully_shard to the T5WithPrefix, which "
+                "gathers it in forward and generate; to fold it, save it, load it and fold that"
+            )
         return self.encoders[site]()
 
     def check_fits(self, model: PreTrainedModel) -> None:
@@ -198,8 +195,8 @@ class T5Prefix(_Attachable):
                     f"but the model has {wanted}: "
                     "make one with T5Prefix.for_model(model)"
                 )
-        if not _same_weights(self.base, _fingerprint(stacks)):
-            _warn_caller(
+        if not same_weights(self.base, fingerprint(stacks)):
+            warn_caller(
                 "this prefix was made for a model of the same shape with other weights: its effect on this one is "
                 "undefined"
             )
@@ -222,66 +219,6 @@ class T5Prefix(_Attachable):
         finally:
             self.train(training)
         return T5Prefix(encoders, self.base).train(training)
-
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write the prefix, its MLP included, to `folder` as safetensors and json.
-
-        The weights lie in a file named after their content, and the json names that file and is replaced last, so
-        that an interrupted save leaves the previous prefix whole. Nothing else in `folder` is touched.
-
-        Raises ValueError, and writes nothing, if `folder` holds a saved prefix that this version cannot read.
-        """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = save({name: tensor.contiguous() for name, tensor in self.state_dict().items()})
-        name = f"prefix-{hashlib.sha256(weights).hexdigest()[:16]}.safetensors"
-        config = {
-            "format_version": FORMAT_VERSION,
-            "class": type(self).__name__,
-            "weights": name,
-            "base": self.base,
-            "sites": {
-                site: {
-                    "prefix_length": encoder.prefix_length,
-                    "num_layers": encoder.num_layers,
-                    "num_heads": encoder.num_heads,
-                    "head_dim": encoder.head_dim,
-                    "mid_dim": encoder.mid_dim,
-                    "dropout": encoder.dropout.p,
-                }
-                for site, encoder in self.encoders.items()
-            },
-        }
-        previous = _read_config(folder)["weights"] if (folder / CONFIG_NAME).is_file() else name
-        _replace(folder / name, weights)
-        _replace(folder / CONFIG_NAME, (json.dumps(config, indent=2) + "\n").encode())
-        if previous != name:
-            (folder / previous).unlink(missing_ok=True)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike) -> "T5Prefix":
-        """Read what `save_pretrained` wrote: the same numbers, bit for bit, on the CPU, in evaluation mode.
-
-        Raises FileNotFoundError if there is no saved prefix in `folder`, ValueError if its files cannot be read or do
-        not belong together.
-        """
-        folder = Path(folder)
-        if not (folder / CONFIG_NAME).is_file():
-            raise FileNotFoundError(f"{folder} holds no saved prefix: {CONFIG_NAME} is missing")
-        config = _read_config(folder)
-        if config["class"] != cls.__name__:
-            raise ValueError(f"the prefix in {folder} was saved by {config['class']}: load it with that class")
-        try:
-            with torch.device("meta"):  # draws no random numbers
-                encoders = {site: PrefixEncoder(**sizes) for site, sizes in config["sites"].items()}
-            prefix = cls(encoders, config["base"])
-            # Assigned, they keep their dtype; cloned, they lie in memory as torch's own do, without which matrix
-            # products differ in the last bit.
-            tensors = {name: tensor.clone() for name, tensor in load_file(folder / config["weights"]).items()}
-            prefix.load_state_dict(tensors, assign=True)
-        except Exception as error:
-            raise ValueError(f"the prefix saved in {folder} cannot be read: {error}") from error
-        return prefix.eval()
 
 
 class PrefixPerRow(_Attachable):
@@ -366,142 +303,6 @@ class PrefixPerRow(_Attachable):
         return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
 
 
-class T5WithPrefix(nn.Module):
-    """A frozen T5 and its prefix in one module, for engines that train a model's parameters.
-
-        prefixed = T5WithPrefix(model, T5Prefix.for_model(model))
-        Seq2SeqTrainer(prefixed, arguments, ...).train()        # or accelerate, DistributedDataParallel, your own loop
-        prefixed.prefix.save_pretrained(folder)
-
-    Only the prefix is trained: the model's parameters are frozen, and `train()` leaves the model in evaluation mode, so
-    that its dropout stays off. `state_dict` holds the prefix alone, so that checkpoints weigh kilobytes. Everything
-    else, such as `generate` and `config`, is the model's. `detach_prefix(model)` gives the model back.
-    """
-
-    accepts_loss_kwargs = True  # tells transformers' Trainer that `forward` takes num_items_in_batch
-    is_quantized = False  # nor does a quantised base make what is trained so: the Trainer would refuse it
-
-    def __init__(self, model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow):
-        """Attach `prefix` to `model` and freeze the model; raises what `attach` raises."""
-        super().__init__()
-        prefix.attach(model)
-        self.model = model.requires_grad_(False)
-        self.prefix = prefix
-        self.train(prefix.training)
-        self.register_load_state_dict_post_hook(_miss_no_base)
-
-    def __getattr__(self, name: str):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "model":  # not there yet
-                raise
-            return getattr(self.model, name)
-
-    @property
-    def generation_config(self):
-        """The model's, to read and to set: `generate` is the model's as well."""
-        return self.model.generation_config
-
-    @generation_config.setter
-    def generation_config(self, config) -> None:
-        self.model.generation_config = config
-
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        *,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        encoder_outputs=None,
-        inputs_embeds=None,
-        decoder_inputs_embeds=None,
-        labels=None,
-        num_items_in_batch: int | Tensor | None = None,
-        **inputs,
-    ):
-        """The model's forward pass, with the prefix; what is None is not passed on.
-
-        `num_items_in_batch` is the number of labels in all the batches whose gradients are added up (on several devices
-        and over several steps): with it, the loss is divided by that number instead of the batch's own, so that the sum
-        equals the loss of one large batch, whatever the lengths.
-        """
-        # Named one by one, because transformers' Trainer drops the columns of a data set that have no name here.
-        inputs |= {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "decoder_input_ids": decoder_input_ids,
-            "decoder_attention_mask": decoder_attention_mask,
-            "encoder_outputs": encoder_outputs,
-            "inputs_embeds": inputs_embeds,
-            "decoder_inputs_embeds": decoder_inputs_embeds,
-            "labels": labels,
-        }
-        output = self.model(**{name: value for name, value in inputs.items() if value is not None})
-        if num_items_in_batch is not None and labels is not None:
-            output.loss = output.loss * (labels.ne(-100).sum() / num_items_in_batch)
-        return output
-
-    def train(self, mode: bool = True) -> "T5WithPrefix":
-        """Put the prefix in training mode; the model stays in evaluation mode."""
-        super().train(mode)
-        self.model.eval()
-        for module in self.model.modules():
-            if isinstance(module, GradientCheckpointingLayer):  # transformers checkpoints those in training mode alone
-                module.training = mode  # of the layer itself: its dropouts stay off
-        return self
-
-    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
-        """The prefix's tensors alone; `load_state_dict` takes them, and leaves the model alone."""
-        kwargs["prefix"] = kwargs.get("prefix", "") + "prefix."
-        return self.prefix.state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        self._base_name = prefix + "model."  # as a wrapper such as DistributedDataParallel calls it
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Save the prefix, as `T5Prefix.save_pretrained` does."""
-        self.prefix.save_pretrained(folder)
-
-
-def _miss_no_base(module: T5WithPrefix, keys) -> None:
-    """The hook after loading a state: the frozen base is not in it, and is not missed."""
-    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith(module._base_name)]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment either the old content is there, or the new."""
-    unfinished = path.with_name(f".unfinished-{uuid.uuid4().hex}")
-    try:
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _read_config(folder: Path) -> dict:
-    """The json of a saved prefix. Raises ValueError, with what is wrong, unless this version can read it."""
-
-    def refuse(reason):
-        raise ValueError(f"the prefix saved in {folder} cannot be read: {reason}")
-
-    try:
-        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-    except ValueError as error:
-        refuse(f"{CONFIG_NAME} is not json ({error})")
-    expected = {"format_version": int, "class": str, "weights": str, "base": dict, "sites": dict}
-    for key, kind in expected.items():
-        if not isinstance(config, dict) or not isinstance(config.get(key), kind):
-            refuse(f"{CONFIG_NAME} needs a {key!r} of type {kind.__name__}")
-    if config["format_version"] > FORMAT_VERSION:
-        refuse(f"its format_version {config['format_version']} is newer than {FORMAT_VERSION}: update helpers")
-    if Path(config["weights"]).name != config["weights"]:
-        refuse(f"its weights {config['weights']!r} must lie in the same folder")
-    return config
-
-
 def _check_sites(sites) -> None:
     if isinstance(sites, str) or not sites or not set(sites) <= set(SITES):
         raise ValueError(f"sites must be some of {SITES}, as a tuple, got {sites!r}")
@@ -515,42 +316,6 @@ def _check_model_has(sites, stacks: dict, model: nn.Module) -> None:
         )
 
 
-def _fingerprint(stacks: dict[str, PreTrainedModel]) -> dict[str, list[float]]:
-    """32 weights of each stack, spread over its tensors, to recognise the base by.
-
-    None of a stack that is quantised, or has weights that are not in memory.
-    """
-    samples = {}
-    for name in ("encoder", "decoder"):
-        if name in stacks:
-            parameters = list(stacks[name].block.parameters())
-            chosen = [parameters[i * len(parameters) // 32].detach() for i in range(32)]
-            query = stacks[name].block[0].layer[0].SelfAttention.q
-            if type(query) is nn.Linear and all(_is_plain(tensor) for tensor in chosen):
-                samples[name] = [round(tensor.flatten()[tensor.numel() // 3].item(), 6) for tensor in chosen]
-    return samples
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.is_floating_point() and not tensor.is_meta
-
-
-def _same_weights(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> bool:
-    """Whether the stacks known to both agree, up to the rounding of float16 and bfloat16."""
-    return all(
-        torch.allclose(torch.tensor(ours[site]), torch.tensor(theirs[site]), rtol=2**-8, atol=2e-6)
-        for site in ours.keys() & theirs.keys()
-    )
-
-
 def _device(model: nn.Module) -> torch.device:
     """Where the model's first weight in memory lies: offloaded ones are on no device."""
     return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-
-
-def _warn_caller(message: str) -> None:
-    """A warning that points at the line outside this file (and `with`) that caused it."""
-    depth, frame = 1, sys._getframe()
-    while frame and frame.f_code.co_filename in (__file__, contextmanager.__code__.co_filename):
-        depth, frame = depth + 1, frame.f_back
-    warnings.warn(message, stacklevel=depth)

@@ -57,8 +57,10 @@ from transformers.hf_argparser import HfArg
 from transformers.trainer_callback import ProgressCallback
 
 from helpers.base import BUNDLED_NAMES, load_base
+from helpers.engines import T5WithPrefix
 from helpers.figures import curves, curves_sentence
-from helpers.t5 import T5Prefix, T5WithPrefix, _replace
+from helpers.store import replace_file
+from helpers.t5 import T5Prefix
 from helpers.t5_attention import SITES
 from helpers.tasks import Pair, load_task
 from helpers.training import exact_match, majority_baseline, one_thread_if_small
@@ -358,7 +360,8 @@ def _settings(
         train_sampling_strategy neftune_noise_alpha
     """.split():
         settings[name] = getattr(args, name, None)
-    for name, content in {"training_pairs": train, "validation_pairs": validation, "base_weights": prefix.base}.items():
+    weights = {name: numbers for name, numbers in prefix.base.items() if name != "name"}
+    for name, content in {"training_pairs": train, "validation_pairs": validation, "base_weights": weights}.items():
         settings[name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return json.loads(json.dumps(settings))  # as it will be read
 
@@ -462,7 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
             # The others may be reading it.
-            _replace(folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode())
+            replace_file(folder / "run.json", (json.dumps(settings, indent=2) + "\n").encode())
         frozen, trained = (sum(p.numel() for p in module.parameters()) for module in (model, prefix))
         say(f"{ours.base}: {frozen:,} frozen numbers, {trained:,} trained ({trained / frozen:.2%})")
         say(f"{len(train):,} pairs to learn, {len(validation):,} to evaluate on")
@@ -541,7 +544,7 @@ def write_demo(path: Path, say: Callable[[str], None]) -> None:
         return
     pairs = load_task("german").train
     lines = [json.dumps({"source": source, "target": target}, ensure_ascii=False) for source, target in pairs]
-    _replace(path, ("\n".join(lines) + "\n").encode())
+    replace_file(path, ("\n".join(lines) + "\n").encode())
     say(f"wrote {path}, {len(lines):,} lines such as {lines[0]}")
 
 

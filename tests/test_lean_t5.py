@@ -15,10 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import ByT5Tokenizer
 
 from helpers import losses
+from helpers.engines import T5WithPrefix
 from helpers.lean_t5 import LeanT5
 from helpers.losses import frozen_cross_entropy
 from helpers.peft_prefix import PeftT5Prefix
-from helpers.t5 import PrefixPerRow, T5WithPrefix
+from helpers.t5 import PrefixPerRow
 from helpers.training import fit
 
 FAMILIES = ("t5", "t5 v1.1", "mt5")

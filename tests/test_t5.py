@@ -40,7 +40,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
 from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
-from helpers.t5 import CONFIG_NAME, SITES, T5Prefix, detach_prefix
+from helpers.store import CONFIG_NAME
+from helpers.t5 import SITES, T5Prefix, detach_prefix
 from helpers.t5_attention import SitePrefix
 
 # Every size differs from every other: heads * d_kv is 15 and not d_model, the two depths differ.
