@@ -266,6 +266,9 @@ FAULTS = [
         "test_peft_prefix.py",
     ),
     Fault("t5.py", "(0, longest - bias.shape[-1])", "(longest - bias.shape[-1], 0)", "test_peft_prefix.py"),
+    # figures in a plain script
+    Fault("figures.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_figures.py"),
+    Fault("figures.py", "ipython is not None and hasattr", "hasattr", "test_figures.py"),
     # tensors on the model's device
     Fault("masks.py", "dtype=torch.bool, device=device", "dtype=torch.bool", "second_device_checks.py"),
     Fault(
