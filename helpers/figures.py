@@ -1,13 +1,15 @@
 """The lessons' figures, each with a sentence computed from its data.
 
 The sentence stands under the figure, is its alternative text, and is what a test of the notebook compares.
-Every drawing function shows its figure and returns None; `..._sentence` returns the sentence alone.
+Every drawing function shows its figure and returns None; `..._sentence` returns the sentence alone. In a plain script,
+where there is no notebook to show a figure in, the sentence is printed.
 """
 
 import base64
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -52,17 +54,27 @@ def show(figure: Figure, sentence: str) -> None:
     """Display a figure with its sentence as alternative text and as a caption, and close it.
 
     The caption is an output of its own: JupyterLab does not render an image's alternative text, and text can
-    be selected, enlarged and read in a dark theme.
+    be selected, enlarged and read in a dark theme. Without a notebook's kernel, the sentence is printed instead.
     """
-    from IPython.display import display  # not at the top: drawing to a file needs no IPython
-
     if not sentence.strip():
         raise ValueError("a figure needs a sentence that says what it shows; got an empty one")
+    if not _has_kernel():
+        plt.close(figure)
+        print(sentence)
+        return
+    from IPython.display import display  # not at the top: drawing to a file needs no IPython
+
     png = base64.b64encode(_png(figure)).decode()
     plt.close(figure)
     display({"image/png": png, "text/plain": sentence}, metadata={"image/png": {"alt": sentence}}, raw=True)
     markdown = re.sub(r"([\\`*_{}\[\]<>#|$~&])", r"\\\1", sentence)
     display({"text/markdown": f"*Figure.* {markdown}", "text/plain": sentence}, raw=True)
+
+
+def _has_kernel() -> bool:
+    """Whether a notebook's front end is there to show what is displayed: not in a script, nor in a terminal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _png(figure: Figure) -> bytes:
@@ -799,16 +811,20 @@ def _groups(grids, colour_by: Callable[[str], str]) -> list[str]:
 def shape_table(rows: Sequence[tuple[str, object, str]]) -> None:
     """Show a table of concept, shape and role, one row for each `(concept, tensor, role)`.
 
-    The shapes are read from the tensors, so that the table cannot say what is not so.
+    The shapes are read from the tensors, so that the table cannot say what is not so. Without a notebook's kernel, the
+    table is printed.
     """
     if not rows:
         raise ValueError("shape_table needs one row or more; got none")
-    from IPython.display import display
-
     table = [("concept", "shape", "role")]
     table += [(concept, str(list(tensor.shape)), role) for concept, tensor, role in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     plain = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    if not _has_kernel():
+        print("\n".join(plain))
+        return
+    from IPython.display import display
+
     marked = [(concept, f"`{shape}`", role) for concept, shape, role in table[1:]]
     marked = [table[0], ("---", "---", "---"), *marked]
     markdown = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in marked]

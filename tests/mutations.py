@@ -345,6 +345,16 @@ FAULTS = [
         "test_peft_prefix.py",
     ),
     Fault("t5.py", "(0, longest - bias.shape[-1])", "(longest - bias.shape[-1], 0)", "test_peft_prefix.py"),
+    # figures in a plain script
+    Fault("figures.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_figures.py"),
+    Fault("figures.py", "ipython is not None and hasattr", "hasattr", "test_figures.py"),
+    # tensors on the model's device
+    Fault("masks.py", "dtype=torch.bool, device=device", "dtype=torch.bool", "second_device_checks.py"),
+    Fault(
+        "t5.py", "torch.arange(max(lengths), device=device)", "torch.arange(max(lengths))", "second_device_checks.py"
+    ),
+    Fault("t5.py", ".to(_device(model), torch.float32)", ".to(torch.float32)", "second_device_checks.py"),
+    Fault("training.py", '"labels": labels.to(device)', '"labels": labels', "second_device_checks.py"),
     # how scores are chosen
     Fault(
         "bundled/measure.py", 'return mean(row["validation_exact"]', 'return mean(row["test_exact"]', "test_measure.py"

@@ -23,6 +23,7 @@ METADATA = {
         "file_extension": ".py",
         "mimetype": "text/x-python",
         "name": "python",
+        "nbconvert_exporter": "python",  # what `jupyter nbconvert --to script` goes by
         "pygments_lexer": "ipython3",
     },
 }

@@ -1,8 +1,11 @@
 """The editor's side: what JupyterLab adds on saving is undone byte for byte, and changes of notebooks can be read."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,25 @@ LESSON = lessons()[0]
 @pytest.mark.parametrize("path", lessons(), ids=lambda path: path.stem)
 def test_lessons_are_stored_normalised(path):
     assert normalised(text_of(path)) == text_of(path), "run tests/store_notebooks.py --no-run"
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory) -> Path:
+    """The folder of what `jupyter nbconvert --to script` makes of the lessons."""
+    folder = tmp_path_factory.mktemp("scripts")
+    command = [sys.executable, "-m", "nbconvert", "--to", "script", "--output-dir", folder, *notebooks()]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+def test_a_lesson_becomes_a_script(path, scripts):
+    """Python, with every code cell."""
+    text = (scripts / path.with_suffix(".py").name).read_text(encoding="utf-8")
+    ast.parse(text)
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert len(re.findall(r"^# In\[.*\]:$", text, flags=re.MULTILINE)) == len(cells) > 10
+    assert all(cell.source.splitlines()[-1] in text for cell in cells if "%pip" not in cell.source)
 
 
 def saved_by_a_front_end(folder: Path) -> Path:
