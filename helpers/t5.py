@@ -84,7 +84,7 @@ class _Attachable(nn.Module, ABC):
         with a prefix of its own, and those that enter none compute with the bare model:
 
             def answer(request):  # in any thread
-                with prefixes[request.task].attached(model), torch.no_grad():
+                with prefixes[request.task].attached(model):
                     return model.generate(**request.inputs)
 
         A task inherits what is attached where it is made. A thread that is started inside the block inherits nothing,

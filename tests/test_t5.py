@@ -40,7 +40,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
 from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
-from helpers.t5 import CONFIG_NAME, SITES, T5Prefix, detach_prefix
+from helpers.t5 import CONFIG_NAME, SITES, PrefixPerRow, T5Prefix, detach_prefix
 from helpers.t5_attention import SitePrefix
 
 # Every size differs from every other: heads * d_kv is 15 and not d_model, the two depths differ.
@@ -329,6 +329,92 @@ def test_four_dimensional_masks_bool_and_float():
             decoder_input_ids=inputs["decoder_input_ids"],
         ).logits
     assert difference(got, want) < 1e-10
+
+
+WRONG_WIDTHS = pytest.mark.parametrize("width", [12, 8, 6, 1], ids=["a prefix more", "one more", "one less", "one"])
+
+
+@WRONG_WIDTHS
+@pytest.mark.parametrize("rows", [False, True], ids=["prefix", "rows"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_source_mask_of_another_width_is_refused(implementation, rows, width):
+    """Cut or broadcast to the keys it would hide other tokens than it says, or none."""
+    model, inputs = make_model(implementation=implementation), make_inputs(source=7)
+    prefix, tokens = make_prefix(model, 5), {"decoder_input_ids": inputs["decoder_input_ids"]}
+    mask = torch.cat([torch.ones(3, 5, dtype=torch.long), inputs["attention_mask"]], dim=1)[:, :width]
+    prepared = mask.bool()[:, None, None]
+    additive = torch.zeros(prepared.shape).double().masked_fill(~prepared, -1e9)
+    refused = pytest.raises(
+        ValueError, match=rf"attention_mask \[3,.* {width}\] must be .* \[3, 7\].*pass the tokens' own"
+    )
+    sites = [("encoder",), ("decoder",), ("cross",), SITES]
+    for attached in [PrefixPerRow([prefix, None, prefix])] if rows else [make_prefix(model, 5, sites=s) for s in sites]:
+        encoded = model.encoder(**source(inputs))
+        with attached.attached(model):
+            for wrong in (mask, prepared, additive):
+                if "encoder" in attached.sites:
+                    with refused:
+                        model.encoder(input_ids=inputs["input_ids"], attention_mask=wrong)
+                    with refused:
+                        model(input_ids=inputs["input_ids"], attention_mask=wrong, **tokens)
+                if set(attached.sites) - {"encoder"}:
+                    with refused:
+                        model(encoder_outputs=encoded, attention_mask=wrong, **tokens)
+            if "encoder" in attached.sites:
+                with refused:
+                    model.encoder(inputs["input_ids"], mask)  # by position
+                with refused:
+                    model.generate(input_ids=inputs["input_ids"], attention_mask=mask, max_new_tokens=3)
+            if set(attached.sites) - {"encoder"}:
+                with refused:
+                    model.generate(encoder_outputs=encoded, attention_mask=mask, max_new_tokens=3)
+
+
+@WRONG_WIDTHS
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_target_mask_of_another_width_is_refused(implementation, width):
+    model, inputs = make_model(implementation=implementation), make_inputs(target=7)
+    mask = torch.ones(3, width, dtype=torch.long)
+    prepared = mask.bool()[:, None, None].expand(-1, 1, 7, -1)
+    with make_prefix(model, 5).attached(model):
+        for wrong in (mask, prepared, torch.zeros(prepared.shape).double()):
+            for use_cache in (False, True):
+                with pytest.raises(ValueError, match=rf"decoder_attention_mask \[3,.* {width}\] must be .* \[3, 7\]"):
+                    model(**inputs, decoder_attention_mask=wrong, use_cache=use_cache)
+
+
+def test_a_mask_needs_a_row_for_each_example_and_two_or_four_axes():
+    model, inputs = make_model(), make_inputs()
+    mask = inputs.pop("attention_mask")
+    with make_prefix(model).attached(model):
+        for wrong in (mask[:1], torch.cat([mask, mask]), mask[:, None].expand(-1, 6, -1), mask[0]):
+            with pytest.raises(ValueError, match=r"must be \[batch, keys\] = \[3, 6\]"):
+                model(**inputs, attention_mask=wrong)
+
+
+def test_with_a_cache_the_target_mask_counts_the_tokens_in_it():
+    model, inputs = make_model(), make_inputs(target=7)
+    mask = torch.ones(3, 7, dtype=torch.long)
+    mask[1, 2:4] = 0
+    wide = torch.cat([mask, torch.zeros(3, 2, dtype=torch.long)], dim=1)  # of a static cache with room for 9
+    with make_prefix(model).attached(model), torch.no_grad():
+        whole = model(**inputs, decoder_attention_mask=mask).logits
+        for room in (None, 9):
+            caches = [DynamicCache(), DynamicCache()]
+            if room:
+                caches = [StaticCache(model.decoder.config, max_cache_len=n) for n in (room, 6)]
+            cache = EncoderDecoderCache(*caches)
+            parts = []
+            for first, last in ((0, 3), (3, 4), (4, 7)):
+                given = {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, first:last], **with_cache(cache)}
+                with pytest.raises(ValueError, match="decoder_attention_mask"):
+                    model(**given, decoder_attention_mask=torch.ones(3, 10, dtype=torch.long))
+                own = wide if room else mask[:, :last]
+                parts.append(model(**given, decoder_attention_mask=own).logits)
+            assert difference(torch.cat(parts, dim=1), whole) < 1e-10
+            if room is None:
+                with pytest.raises(ValueError, match=r"decoder_attention_mask \[3, 1\] must be .* \[3, 8\]"):
+                    model(**given | {"decoder_input_ids": torch.ones(3, 1).long()}, decoder_attention_mask=mask[:, :1])
 
 
 # --- gradients and training ------------------------------------------------------------------------------------------
@@ -730,24 +816,28 @@ def test_mask_and_bias_are_added_once_for_a_stack(monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_missing_mask_is_causal_in_the_decoder_and_a_long_one_is_cut(implementation):
+def test_a_missing_mask_is_causal_in_the_decoder_and_another_needs_a_column_for_each_key(implementation):
+    """Of an attention module that is called by itself."""
     model = make_model(implementation=implementation)
     prefix = make_prefix(model)
     decoder = model.decoder.block[0].layer[0].SelfAttention
-    prefixes = {"decoder": SitePrefix(prefix.key_values("decoder").unbind(0), None)}
     x = torch.randn(3, 5, SIZES["d_model"], dtype=model.dtype)
+
+    def attend(mask):
+        prefixes = {"decoder": SitePrefix(prefix.key_values("decoder").unbind(0), None)}
+        return decoder(x, mask=mask, prefixes=prefixes)[0]
+
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with prefix.attached(model):
-        got = decoder(x, prefixes=prefixes)[0]
-        visible = torch.ones(5, 9, dtype=torch.bool).tril()[None, None]  # four columns more than keys
-        mask = (
-            visible if implementation == "sdpa" else torch.zeros(1, 1, 5, 9).double().masked_fill(~visible, -torch.inf)
-        )
-        cut = decoder(x, mask=mask, prefixes=prefixes)[0]
-    assert difference(got, cut) < 1e-12
+        got = attend(None)
+        assert difference(got, attend(visible)) < 1e-12
+        for wrong in (torch.ones(1, 1, 5, 9).bool(), torch.zeros(1, 1, 5, 9).double(), visible[..., :1]):
+            with pytest.raises(ValueError, match=r"needs one column for each of the 5 keys \[3, 3, 5, 5\]"):
+                attend(wrong)
     bias = oracle.position_bias(decoder.relative_attention_bias.weight, 5, 5, bidirectional=False, config=model.config)
     weights = {f"a.{name}": tensor for name, tensor in decoder.state_dict().items()}
     pair = prefix.key_values("decoder")[0].expand(-1, 3, -1, -1, -1)
-    want, _ = oracle.attention(weights, "a", x, x, model.config, bias, visible[0, :, :, :5].expand(3, -1, -1), pair)
+    want, _ = oracle.attention(weights, "a", x, x, model.config, bias, visible[0].expand(3, -1, -1), pair)
     assert difference(got, want) < 1e-10
 
 
