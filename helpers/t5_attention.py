@@ -5,6 +5,7 @@ by name. For "sdpa" and "eager" there is a routed twin that joins the prefix and
 on each stack hands the prefix over as a keyword argument, which T5 passes down to its attention.
 """
 
+import sys
 import threading
 import warnings
 import weakref
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.modeling_outputs import ModelOutput
 from transformers.models.mt5.modeling_mt5 import MT5Stack
 from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
 from transformers.models.umt5.modeling_umt5 import UMT5Stack
@@ -90,7 +92,7 @@ class Attachment:
         prefixes = {}
         for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
             if site in self.prefix.sites:
-                key_values = self.prefix.key_values(site)
+                key_values = self._key_values(site)
                 if key_values.ndim != 6 or key_values.shape[:2] != (len(stack.block), 2):
                     raise ValueError(
                         f"key_values({site!r}) must be [layers, 2, rows, heads, prefix, d_kv] with {len(stack.block)} "
@@ -98,6 +100,17 @@ class Attachment:
                     )
                 prefixes[site] = SitePrefix(key_values.unbind(0), self.prefix.visible(site))
         return prefixes
+
+    def _key_values(self, site: str) -> Tensor:
+        try:
+            return self.prefix.key_values(site)
+        except RuntimeError as error:
+            if torch.jit.is_tracing() and "requires grad as a constant" in str(error):  # torch shows all its numbers
+                raise ValueError(
+                    "torch.jit.trace knows the parameters of the traced module alone, and takes others for constants: "
+                    "call prefix.requires_grad_(False) first, or trace a T5WithPrefix"
+                ) from None
+            raise
 
 
 class _Thread(threading.local):
@@ -161,6 +174,8 @@ class HandOver:
         _check_cache_depth(cache, stack)
         _check_masks(stack, given, tokens, cache)
         _check_checkpointing(attachment.prefix, stack)
+        if given.get("output_attentions") and stack.config.is_decoder and "decoder" in attachment.prefix.sites:
+            _check_assistant()
         kwargs = {**kwargs, "prefixes": attachment.for_stack(stack, cache)}
         if stack.config.is_decoder:
             past = 0 if cache is None else cache.get_seq_length()
@@ -334,6 +349,19 @@ def _check_mask(name: str, mask: Tensor | None, batch: int, keys: int) -> None:
     )
 
 
+def _check_assistant() -> None:
+    """Assisted decoding cuts the decoder's maps to the text's length: behind the slots, it would cut off the text."""
+    frame = None if torch.compiler.is_compiling() else sys._getframe()  # its first step is never compiled
+    while frame is not None and frame.f_code.co_name != "generate":
+        if frame.f_code.co_name == "_assisted_decoding":
+            raise ValueError(
+                "generate cannot give attention maps in assisted decoding with a prefix at the site 'decoder': "
+                "transformers would cut them to the text's length without the slots. Leave out output_attentions or "
+                "the assistant, or take the maps of a forward pass over the text"
+            )
+        frame = frame.f_back
+
+
 def _check_checkpointing(prefix: nn.Module, stack: PreTrainedModel) -> None:
     """Reentrant checkpointing runs a backward pass for each layer, through an MLP that one pass has already freed."""
     checkpoint = getattr(stack.block[0], "_gradient_checkpointing_func", None)
@@ -401,6 +429,53 @@ def _joined_keys_and_values(prefix: SitePrefix, layer: int, key: Tensor, value: 
     if prefix.joined is not None:
         prefix.joined[layer] = key, joined
     return joined
+
+
+def content_attentions(outputs: ModelOutput, prefix: nn.Module, *, renormalise: bool = False) -> ModelOutput:
+    """A copy of `outputs` whose attention maps have no columns for the prefix's slots, as viewers such as bertviz want.
+
+    A map `[batch, heads, query, prefix + key]` becomes `[batch, heads, query, key]`. Its rows then add up to what the
+    slots have left to the content. With `renormalise` they are divided by that share and add up to 1: where a token
+    looks, given that it looks at content at all. In the first layer this is what it is without a prefix. How much the
+    slots take is lost: `1 - map.sum(-1)` before renormalising, or the first `prefix` columns of the map in `outputs`.
+
+    Args:
+        outputs: of a forward pass of the model, of one of its stacks, or of `generate`, whose maps are nested by step;
+            with `output_attentions=True` (for generate also `return_dict_in_generate=True`) and attention "eager".
+        prefix: the T5Prefix or PrefixPerRow that was attached. Of rows, as many columns go as the longest prefix has.
+        renormalise: divide each row by its sum.
+
+    Raises ValueError if `outputs` hold no maps, or maps without the columns of this prefix.
+    """
+    sites = {
+        "encoder_attentions": "encoder",
+        "decoder_attentions": "decoder",
+        "cross_attentions": "cross",
+        "attentions": "decoder" if outputs.get("cross_attentions") else "encoder",  # of a stack
+    }
+    maps = {name: outputs[name] for name in sites if outputs.get(name)}
+    if not maps or any(each is None for given in maps.values() for each in given):
+        raise ValueError(
+            "these outputs hold no attention maps: call model.set_attn_implementation('eager'), and the model with "
+            "output_attentions=True (generate also with return_dict_in_generate=True)"
+        )
+
+    def content(given, site: str, slots: int):
+        if not isinstance(given, Tensor):
+            return tuple(content(each, site, slots) for each in given)
+        own = given.shape[-2] if site != "cross" else 1  # a token's keys are at least the queries of its stack
+        if given.shape[-1] < slots + own:
+            raise ValueError(
+                f"a map {list(given.shape)} of site {site!r} has no {slots} columns for the slots of this prefix in "
+                "front of the content's: was another prefix attached, or none?"
+            )
+        kept = given[..., slots:]
+        return kept / kept.sum(-1, keepdim=True).clamp_min(torch.finfo(kept.dtype).tiny) if renormalise else kept
+
+    with torch.no_grad():
+        slots = {site: prefix.key_values(site).shape[-2] for site in prefix.sites}
+    own_maps = {name: content(given, sites[name], slots.get(sites[name], 0)) for name, given in maps.items()}
+    return type(outputs)(**{**outputs, **own_maps})
 
 
 def row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:

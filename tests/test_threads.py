@@ -106,9 +106,11 @@ def test_entering_and_leaving_while_others_compute(served):
 
     with ThreadPoolExecutor(2) as pool:
         comings = [pool.submit(come_and_go, name) for name in ("german", "italian")]
-        for _ in range(60):
-            assert torch.equal(served.compute("bare")[0], served.wanted["bare"][0])
-        over.set()
+        try:
+            for _ in range(60):
+                assert torch.equal(served.compute("bare")[0], served.wanted["bare"][0])
+        finally:
+            over.set()
         assert all(coming.result() > 10 for coming in comings)
     served.is_as_before()
 
