@@ -105,7 +105,7 @@ class Attachment:
         try:
             return self.prefix.key_values(site)
         except RuntimeError as error:
-            if torch.jit.is_tracing() and "requires grad as a constant" in str(error):  # torch shows all its numbers
+            if "Cannot insert a Tensor that requires grad as a constant" in str(error):  # and all its numbers
                 raise ValueError(
                     "torch.jit.trace knows the parameters of the traced module alone, and takes others for constants: "
                     "call prefix.requires_grad_(False) first, or trace a T5WithPrefix"

@@ -12,7 +12,7 @@ import textwrap
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import oracle
@@ -39,8 +39,9 @@ from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
+import helpers
 from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
-from helpers.t5 import CONFIG_NAME, SITES, PrefixPerRow, T5Prefix, detach_prefix
+from helpers.t5 import CONFIG_NAME, SITES, PrefixPerRow, T5Prefix, T5WithPrefix, detach_prefix
 from helpers.t5_attention import SitePrefix
 
 # Every size differs from every other: heads * d_kv is 15 and not d_model, the two depths differ.
@@ -915,6 +916,60 @@ def test_attach_returns_a_detach_that_may_be_called_twice():
     assert torch.equal(model(**inputs).logits, plain)
 
 
+def test_what_attach_returns_detaches_at_the_end_of_a_block():
+    model, inputs = make_model(), make_inputs()
+    plain, prefix = model(**inputs).logits, make_prefix(model)
+    with prefix.attach(model) as attached:
+        assert attached is model
+        assert not torch.equal(model(**inputs).logits, plain)
+    assert torch.equal(model(**inputs).logits, plain)
+    detach = prefix.attach(model)
+    with pytest.raises(KeyboardInterrupt), detach:
+        raise KeyboardInterrupt
+    assert torch.equal(model(**inputs).logits, plain)
+    with pytest.raises(ValueError, match="detached already"), detach:
+        pass
+
+
+def test_a_cell_that_runs_twice_is_told_the_call_that_helps():
+    model, inputs = make_model(), make_inputs()
+    for build in (lambda prefix: prefix.attach(model), lambda prefix: T5WithPrefix(model, prefix)):
+        build(make_prefix(model, seed=1))
+        with pytest.raises(ValueError, match=r"detach_prefix\(model\) \(from helpers import detach_prefix\)"):
+            build(make_prefix(model, seed=2))
+        helpers.detach_prefix(model)
+        again = make_prefix(model, seed=2)
+        build(again)
+        assert difference(model(**inputs).logits, oracle.t5(model, **inputs, prefixes=by_site(again))["logits"]) < 1e-10
+        helpers.detach_prefix(model)
+
+
+def test_a_model_made_from_an_attached_ones_config():
+    model, inputs = make_model(), source(make_inputs())
+    plain = model.encoder(**inputs)[0]
+    with make_prefix(model).attached(model):
+        copied = T5EncoderModel(copy.deepcopy(model.encoder.config)).double().eval()
+    copied.load_state_dict(model.state_dict(), strict=False)
+    assert difference(copied(**inputs)[0], plain) < 1e-12
+    prefix = make_prefix(copied, sites=("encoder",))
+    with prefix.attached(model):
+        want = model.encoder(**inputs)[0]
+    with prefix.attached(copied):
+        assert difference(copied(**inputs)[0], want) < 1e-12
+    assert copied.encoder.config._attn_implementation == "sdpa"
+    assert difference(copied(**inputs)[0], plain) < 1e-12
+
+
+def test_what_is_missing_is_said_by_transformers():
+    model, inputs = make_model(), make_inputs()
+    inputs.pop("decoder_input_ids")
+    for prefix in (None, make_prefix(model)):
+        with nullcontext() if prefix is None else prefix.attached(model):
+            for call in (lambda: model(**inputs), lambda: model.decoder(), lambda: model.encoder()):
+                with pytest.raises(ValueError, match="specify exactly one of"):
+                    call()
+
+
 def test_a_stale_detach_leaves_a_later_attachment_alone():
     model, inputs = make_model(), make_inputs()
     prefix = make_prefix(model)
@@ -1153,6 +1208,74 @@ def test_torch_compile_fullgraph():
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=280, check=False
     )
     assert result.stdout == "compiled\n", result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_torch_export_with_open_lengths(implementation):
+    """Of the batch, the source and the target. In a process of its own, as above."""
+    script = """
+        import torch
+        from torch.export import Dim, export
+        from transformers import T5Config, T5ForConditionalGeneration
+        from helpers.t5 import PrefixPerRow, T5Prefix, T5WithPrefix
+        torch.manual_seed(0)
+        model = T5ForConditionalGeneration(T5Config(**{sizes})).eval().requires_grad_(False)
+        model.set_attn_implementation({implementation})
+
+        def make(batch, source, target):
+            ids = torch.randint(2, 41, (batch, source))
+            mask = (torch.arange(source) < torch.randint(1, source + 1, (batch, 1))).long()
+            tokens = torch.randint(2, 41, (batch, target))
+            return dict(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens, use_cache=False)
+
+        prefix = T5Prefix.for_model(model, prefix_length=5, init_std=1.0)
+        batch, source, target = (Dim(name, min=2, max=256) for name in ("batch", "source", "target"))
+        of_source, of_target = {0: batch, 1: source}, {0: batch, 1: target}
+        lengths = dict(zip(make(2, 2, 2), (of_source, of_source, of_target, None)))
+        plain = model(**make(4, 11, 6)).logits
+        for each in (prefix, PrefixPerRow([prefix])):
+            with each.attached(model), torch.no_grad():
+                exported = export(model, (), make(4, 11, 6), dynamic_shapes=lengths).module()
+                for shape in ((4, 11, 6), (7, 13, 9), (2, 32, 17), (5, 3, 2)):
+                    inputs = make(*shape)
+                    assert (exported(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5, shape
+            assert (exported(**inputs).logits - model(**inputs).logits).abs().max() > 1e-2
+        whole = T5WithPrefix(model, prefix)
+        strict = export(whole, (), make(4, 11, 6), strict=True).module()
+        inputs = make(4, 11, 6)
+        assert (strict(**inputs).logits - whole(**inputs).logits).abs().max() < 1e-5
+        print("exported")
+    """.replace("{sizes}", repr(SIZES)).replace("{implementation}", repr(implementation))
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert result.stdout == "exported\n", result.stderr[-3000:]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("unchecked")
+def test_jit_trace_wants_a_prefix_that_it_knows():
+    class Logits(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs):
+            names = ("input_ids", "attention_mask", "decoder_input_ids")
+            return self.model(**dict(zip(names, inputs, strict=True)), use_cache=False).logits
+
+    model, inputs = make_model(dtype=torch.float32), tuple(make_inputs().values())
+    prefix = make_prefix(model)
+    with prefix.attached(model):
+        with pytest.raises(
+            ValueError, match=r"call prefix.requires_grad_\(False\) first, or trace a T5WithPrefix"
+        ) as caught:
+            torch.jit.trace(Logits(model), inputs)
+        assert len(str(caught.value)) < 300
+        prefix.requires_grad_(False)
+        assert torch.equal(torch.jit.trace(Logits(model), inputs)(*inputs), Logits(model)(*inputs))
+    prefixed = T5WithPrefix(model, prefix.requires_grad_(True))
+    assert torch.equal(torch.jit.trace(Logits(prefixed), inputs)(*inputs), Logits(prefixed)(*inputs))
 
 
 # --- fold, save, load ------------------------------------------------------------------------------------------------
