@@ -16,6 +16,8 @@ _MODULE_OF = {
     "T5Prefix": "t5",
     "PrefixPerRow": "t5",
     "T5WithPrefix": "engines",
+    "detach_prefix": "t5_attention",
+    "content_attentions": "t5_attention",
     "LeanT5": "lean_t5",
     "PeftT5Prefix": "peft_prefix",
     "from_peft": "peft_prefix",

@@ -53,7 +53,8 @@ def padding_mask(
         attention_mask: `[batch, key]`, 1 for a token and 0 for padding; integers, floats or bools.
         prefix_length: number of prefix columns in front of the keys.
 
-    Raises ValueError for another rank, a negative prefix_length, or values other than 0 and 1.
+    Raises ValueError for another rank, a negative prefix_length, or values other than 0 and 1. The values are looked at
+    only in eager mode on a CPU: a GPU would have to be waited for, and a graph that is being traced has none.
     """
     check_tensors(attention_mask=attention_mask)
     check_whole(prefix_length=prefix_length)
@@ -62,10 +63,11 @@ def padding_mask(
     if prefix_length < 0:
         raise ValueError(f"padding_mask needs a prefix_length of at least 0, got {prefix_length}")
     visible = attention_mask.bool()
-    if not torch.equal(visible.to(attention_mask.dtype), attention_mask):
+    at_hand = type(attention_mask) is Tensor and attention_mask.is_cpu and not torch.compiler.is_compiling()
+    if at_hand and not torch.equal(visible.to(attention_mask.dtype), attention_mask):
         raise ValueError(
             f"padding_mask needs 1 for a token and 0 for padding, but the mask {list(attention_mask.shape)} "
             "holds other values: an additive mask (0 and -inf) has to be turned into `mask == 0` first"
         )
-    prefix = visible.new_ones(len(visible), prefix_length)
+    prefix = visible.new_ones(visible.shape[0], prefix_length)
     return rearrange(torch.cat([prefix, visible], dim=1), "b k -> b 1 1 k")

@@ -92,7 +92,7 @@ def join_prefix(
         )
 
     def in_front(prefix, content):
-        prefix = prefix.to(content).expand(len(content), -1, -1, -1)
+        prefix = prefix.to(content).expand(content.shape[0], -1, -1, -1)
         return torch.cat([prefix, content], dim=2)
 
     return (
@@ -122,6 +122,8 @@ def with_prefix_columns(
     if prefix_mask is not None:
         allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
         mask = mask & allowed if is_bool else torch.where(allowed, mask, -torch.inf)
+    if torch.compiler.is_exporting():  # lengths may be left open, and the kernel is chosen later
+        return mask.contiguous()
     # A GPU's fused attention copies a mask, in every layer, unless its rows begin at multiples of 8 numbers.
     return F.pad(mask.contiguous(), (0, -columns % 8))[..., :columns]
 

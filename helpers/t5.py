@@ -1,7 +1,7 @@
 """Prefix tuning for any Hugging Face T5, at its three attention sites."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,8 @@ from helpers._shapes import Bool, Float
 from helpers.prefix import PrefixEncoder
 from helpers.sharded import is_sharded
 from helpers.store import Stored, fingerprint, hub_name, same_weights
-from helpers.t5_attention import SITES, HandOver, detach_prefix, hand_overs, routed_twin, stacks_by_site
+from helpers.t5_attention import SITES, Detach, attach_for_all, attached_here, stacks_by_site
+from helpers.t5_attention import detach_prefix as detach_prefix
 
 
 class _Attachable(nn.Module, ABC):
@@ -46,8 +47,10 @@ class _Attachable(nn.Module, ABC):
     def check_fits(self, model: PreTrainedModel) -> None:
         """Raise ValueError if `model` has another shape or lacks a site; warn if it has other weights."""
 
-    def attach(self, model: PreTrainedModel) -> Callable[[], None]:
-        """Make `model` use this prefix until the returned function is called.
+    def attach(self, model: PreTrainedModel) -> Detach:
+        """Make `model` use this prefix, in all threads, until the returned function is called.
+
+        What is returned can also be used as `with prefix.attach(model):`, and detaches at the end of the block.
 
         The model's parameters and classes stay as they are: its stacks get one forward pre-hook each, and its
         attention runs through transformers' attention interface. A deep copy of an attached model carries a copy of
@@ -61,32 +64,29 @@ class _Attachable(nn.Module, ABC):
         is a UMT5 of transformers 5.15, whose decoder does not say which attention is causal.
         Warns if the prefix was made for other weights of the same shape.
         """
-        stacks = stacks_by_site(model)
         self.check_fits(model)
-        if any(hand_overs(stack) for stack in stacks.values()):
-            raise ValueError("the model carries a prefix already: detach it first")
-        own_stacks = {id(stacks[site]): stacks[site] for site in self.sites}.values()  # two sites share the decoder
-        routes = [routed_twin(stack) for stack in own_stacks]  # all checked before any stack is touched
-        hand_over = HandOver(self)
-        for stack, route in zip(own_stacks, routes, strict=True):
-            stack.set_attn_implementation(route)
-            stack.register_forward_pre_hook(hand_over, with_kwargs=True)
-
-        def detach() -> None:
-            # A late call must not take off a prefix that was attached since.
-            if any(hook is hand_over for stack in own_stacks for hook in hand_overs(stack).values()):
-                detach_prefix(model)
-
-        return detach
+        return attach_for_all(self, model)
 
     @contextmanager
     def attached(self, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-        """`with prefix.attached(model): ...`: attach, and detach at the end whatever happens."""
-        detach = self.attach(model)
-        try:
+        """`with prefix.attached(model): ...`: attach, and detach at the end whatever happens.
+
+        It holds for the thread or asyncio task that enters it. The threads and tasks of a server share one model, each
+        with a prefix of its own, and those that enter none compute with the bare model:
+
+            def answer(request):  # in any thread
+                with prefixes[request.task].attached(model):
+                    return model.generate(**request.inputs)
+
+        A task inherits what is attached where it is made. A thread that is started inside the block inherits nothing,
+        and warns: enter `attached` in the function that it runs, or use `attach` around both. A compiled model tells
+        threads apart, but not the tasks of one thread.
+
+        Raises and warns as `attach` does.
+        """
+        self.check_fits(model)
+        with attached_here(self, model):
             yield model
-        finally:
-            detach()
 
 
 class T5Prefix(_Attachable, Stored):

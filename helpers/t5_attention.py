@@ -5,7 +5,13 @@ by name. For "sdpa" and "eager" there is a routed twin that joins the prefix and
 on each stack hands the prefix over as a keyword argument, which T5 passes down to its attention.
 """
 
+import sys
+import threading
+import warnings
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.modeling_outputs import ModelOutput
 from transformers.models.mt5.modeling_mt5 import MT5Stack
 from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
 from transformers.models.umt5.modeling_umt5 import UMT5Stack
@@ -54,8 +61,8 @@ class SitePrefix:
     joined: dict | None = None  # layer -> key, value, and both with the prefix, of cross-attention while decoding
 
 
-class HandOver:
-    """The forward pre-hook of an attached model's stacks: hands them the prefixes of their sites.
+class Attachment:
+    """One prefix in use on a model, and what it has computed for the KV cache of its latest generation.
 
     `prefix` has `sites`, `key_values(site)`, `visible(site)` and `position_bias(stack, queries, past)`.
     """
@@ -63,26 +70,6 @@ class HandOver:
     def __init__(self, prefix: nn.Module):
         self.prefix = prefix
         self.remembered = None  # KV cache (weakly), parameter versions, what was handed over
-
-    def __getstate__(self) -> dict:
-        return {"prefix": self.prefix}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(**state)
-
-    def __call__(self, stack: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
-            stack.set_attn_implementation(routed_twin(stack))
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        _check_cache_depth(cache, stack)
-        _check_checkpointing(self.prefix, stack)
-        kwargs = {**kwargs, "prefixes": self.for_stack(stack, cache)}
-        if stack.config.is_decoder:
-            tokens = args[0] if args else kwargs.get("input_ids")
-            queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[1]
-            past = 0 if cache is None else cache.get_seq_length()
-            kwargs["prefix_bias"] = self.prefix.position_bias(stack, queries, past)
-        return args, kwargs
 
     def for_stack(self, stack: PreTrainedModel, cache) -> dict[str, SitePrefix]:
         """The result of `evaluate`, of the cache's first step for as long as it grows: once a `generate`."""
@@ -105,7 +92,7 @@ class HandOver:
         prefixes = {}
         for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
             if site in self.prefix.sites:
-                key_values = self.prefix.key_values(site)
+                key_values = self._key_values(site)
                 if key_values.ndim != 6 or key_values.shape[:2] != (len(stack.block), 2):
                     raise ValueError(
                         f"key_values({site!r}) must be [layers, 2, rows, heads, prefix, d_kv] with {len(stack.block)} "
@@ -114,6 +101,90 @@ class HandOver:
                 prefixes[site] = SitePrefix(key_values.unbind(0), self.prefix.visible(site))
         return prefixes
 
+    def _key_values(self, site: str) -> Tensor:
+        try:
+            return self.prefix.key_values(site)
+        except RuntimeError as error:
+            if "Cannot insert a Tensor that requires grad as a constant" in str(error):  # and all its numbers
+                raise ValueError(
+                    "torch.jit.trace knows the parameters of the traced module alone, and takes others for constants: "
+                    "call prefix.requires_grad_(False) first, or trace a T5WithPrefix"
+                ) from None
+            raise
+
+
+class _Thread(threading.local):
+    def __init__(self):
+        self.entered: tuple[Attachment, ...] = ()
+
+
+# Who has entered `attached`: for a thread or an asyncio task, and again for the thread as a whole.
+_CONTEXT: ContextVar[tuple[Attachment, ...]] = ContextVar("entered", default=())
+_THREAD = _Thread()
+_ATTACHING = threading.RLock()  # held while hooks come and go
+
+
+class HandOver:
+    """The forward pre-hook of an attached model's stacks, one for all of them: hands on the prefix of who is calling.
+
+    That is the one attached for all threads, or else the one that the calling thread or task has entered.
+    """
+
+    def __init__(self, prefix: nn.Module | None = None):
+        self.everywhere = None if prefix is None else Attachment(prefix)
+        self.entered: tuple[Attachment, ...] = ()  # of all threads and tasks
+
+    def __getstate__(self) -> dict:
+        attachment = self.current()
+        return {"prefix": None if attachment is None else attachment.prefix}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)
+
+    def current(self) -> Attachment | None:
+        """What the caller computes with."""
+        if self.everywhere is not None or not self.entered:
+            return self.everywhere
+        # torch.compile can trace a thread's attributes, and guards them; a ContextVar it cannot trace.
+        entered = _THREAD.entered if torch.compiler.is_compiling() else _CONTEXT.get()
+        mine = [attachment for attachment in entered if attachment in self.entered]
+        if len(mine) > 1:
+            raise ValueError("torch.compile tells threads apart, but not the tasks of one thread with a prefix each")
+        return mine[0] if mine else None
+
+    def __call__(self, stack: PreTrainedModel, args: tuple, kwargs: dict | None = None) -> tuple[tuple, dict] | None:
+        if kwargs is None:  # torch calls so while another thread registers or removes this hook
+            return None
+        attachment = self.current()
+        if attachment is None:
+            if self.entered and not torch.compiler.is_compiling():
+                warnings.warn(
+                    "this thread computes without a prefix while another thread or task has one attached. A thread "
+                    "does not inherit `attached`: enter it in the thread itself, or use `attach`, for all threads",
+                    stacklevel=2,
+                )
+            return None
+        given = {**dict(zip(_STACK_ARGUMENTS, args, strict=False)), **kwargs}
+        tokens = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
+        if tokens is None:
+            return None  # the stack says what is missing
+        if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
+            stack.set_attn_implementation(routed_twin(stack))
+        cache = given.get("cache", given.get("past_key_values"))
+        _check_cache_depth(cache, stack)
+        _check_masks(stack, given, tokens, cache)
+        _check_checkpointing(attachment.prefix, stack)
+        if given.get("output_attentions") and stack.config.is_decoder and "decoder" in attachment.prefix.sites:
+            _check_assistant()
+        kwargs = {**kwargs, "prefixes": attachment.for_stack(stack, cache)}
+        if stack.config.is_decoder:
+            past = 0 if cache is None else cache.get_seq_length()
+            kwargs["prefix_bias"] = attachment.prefix.position_bias(stack, tokens.shape[1], past)
+        return args, kwargs
+
+
+_STACK_ARGUMENTS = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds")
+
 
 def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
     """The stack's hooks of this kind by key: at most one."""
@@ -121,10 +192,88 @@ def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
     return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, HandOver)}
 
 
+def _hand_over(stacks: Iterable[nn.Module]) -> HandOver | None:
+    return next((hook for stack in stacks for hook in hand_overs(stack).values()), None)
+
+
 def attached_prefix(model: nn.Module) -> nn.Module | None:
-    """The prefix that `model` carries, or None."""
-    hooks = [hook for stack in stacks_by_site(model).values() for hook in hand_overs(stack).values()]
-    return hooks[0].prefix if hooks else None
+    """The prefix that `model` carries for the calling thread or task, or None."""
+    hand_over = _hand_over(stacks_by_site(model).values())
+    attachment = hand_over and hand_over.current()
+    return attachment and attachment.prefix
+
+
+class Detach:
+    """What `attach` returns: takes the prefix off again when it is called, or at the end of a `with` block."""
+
+    def __init__(self, model: nn.Module, hand_over: HandOver):
+        self._model, self._hand_over, self._attachment = model, hand_over, hand_over.everywhere
+
+    def __call__(self) -> None:
+        """A late or second call does nothing: it must not take off a prefix that was attached since."""
+        with _ATTACHING:
+            if self._attachment is self._hand_over.everywhere:
+                self._hand_over.everywhere = None
+                detach_prefix(self._model)
+
+    def __enter__(self) -> nn.Module:
+        if self._attachment is not self._hand_over.everywhere:
+            raise ValueError("this prefix was detached already: attach it anew")
+        return self._model
+
+    def __exit__(self, *_) -> None:
+        self()
+
+
+def attach_for_all(prefix: nn.Module, model: nn.Module) -> Detach:
+    """Let every thread compute with `prefix`. Raises ValueError if the model carries one, for whomever."""
+    with _ATTACHING:
+        hand_over = _installed(prefix, model, alone=True)
+        hand_over.everywhere = Attachment(prefix)
+        return Detach(model, hand_over)
+
+
+@contextmanager
+def attached_here(prefix: nn.Module, model: nn.Module) -> Iterator[None]:
+    """Let the calling thread or task compute with `prefix`; the others go on as they were.
+
+    Raises ValueError if the model carries one for this thread or task, or for all.
+    """
+    attachment = Attachment(prefix)
+    with _ATTACHING:
+        hand_over = _installed(prefix, model)
+        hand_over.entered += (attachment,)
+    _CONTEXT.set((*_CONTEXT.get(), attachment))
+    _THREAD.entered += (attachment,)
+    try:
+        yield
+    finally:
+        # Not by a token: the end may come in another context than the beginning, as in a fixture or a generator.
+        _CONTEXT.set(tuple(each for each in _CONTEXT.get() if each is not attachment))
+        _THREAD.entered = tuple(each for each in _THREAD.entered if each is not attachment)
+        with _ATTACHING:
+            if attachment in hand_over.entered:
+                hand_over.entered = tuple(each for each in hand_over.entered if each is not attachment)
+                if not hand_over.entered:
+                    detach_prefix(model)
+
+
+def _installed(prefix: nn.Module, model: nn.Module, *, alone: bool = False) -> HandOver:
+    """The model's hook, put on the stacks of the prefix's sites as far as it is not there; `_ATTACHING` is held."""
+    stacks = stacks_by_site(model)
+    hand_over = _hand_over(stacks.values()) or HandOver()
+    if hand_over.current() is not None or (alone and hand_over.entered):
+        raise ValueError(
+            "the model carries a prefix already: detach it first, with what attach returned, the end of its with "
+            "block, or detach_prefix(model) (from helpers import detach_prefix)"
+        )
+    own_stacks = {id(stacks[site]): stacks[site] for site in prefix.sites}.values()  # two sites share the decoder
+    routes = [routed_twin(stack) for stack in own_stacks]  # all checked before any stack is touched
+    for stack, route in zip(own_stacks, routes, strict=True):
+        stack.set_attn_implementation(route)
+        if not hand_overs(stack):
+            stack.register_forward_pre_hook(hand_over, with_kwargs=True)
+    return hand_over
 
 
 def has_dropout_on(module: nn.Module) -> bool:
@@ -136,19 +285,21 @@ def has_dropout_on(module: nn.Module) -> bool:
 
 
 def detach_prefix(model: nn.Module) -> None:
-    """Take the prefix off `model`, whoever attached it; afterwards the model is as it was before."""
-    for stack in stacks_by_site(model).values():
-        for key in hand_overs(stack):
-            del stack._forward_pre_hooks[key]
-            stack._forward_pre_hooks_with_kwargs.pop(key)
-        implementation = stack.config._attn_implementation
-        if implementation.startswith(_ROUTED):
-            stack.set_attn_implementation(implementation.removeprefix(_ROUTED))
+    """Take the prefix off `model`, whoever attached it, in whichever thread; afterwards the model is as before."""
+    with _ATTACHING:
+        for stack in stacks_by_site(model).values():
+            for key, hand_over in hand_overs(stack).items():
+                hand_over.everywhere, hand_over.entered = None, ()
+                del stack._forward_pre_hooks[key]
+                stack._forward_pre_hooks_with_kwargs.pop(key)
+            if stack.config._attn_implementation.startswith(_ROUTED):
+                stack.set_attn_implementation(stack.config._attn_implementation.removeprefix(_ROUTED))
 
 
 def routed_twin(stack: PreTrainedModel) -> str:
     """The name of the routed twin of the stack's attention implementation; ValueError if there is none."""
-    implementation = stack.config._attn_implementation
+    # Routed already: another thread's doing, or the config is a copy of an attached model's.
+    implementation = stack.config._attn_implementation.removeprefix(_ROUTED)
     if implementation not in ("eager", "sdpa"):
         raise ValueError(
             f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
@@ -171,6 +322,44 @@ def _check_cache_depth(cache, stack: PreTrainedModel) -> None:
             "the encoder; generate with use_cache=False, or with a cache of your own that grows, "
             "EncoderDecoderCache(DynamicCache(), DynamicCache())"
         )
+
+
+def _check_masks(stack: PreTrainedModel, given: dict, tokens: Tensor, cache) -> None:
+    """Refuse masks that transformers or broadcasting would cut or stretch to the keys without a word."""
+    batch, keys = tokens.shape[:2]
+    mask, states = given.get("attention_mask"), given.get("encoder_hidden_states")
+    if not stack.config.is_decoder:
+        _check_mask("attention_mask", mask, batch, keys)
+        return
+    static = getattr(cache, "is_compileable", False)
+    if cache is not None:
+        keys = cache.get_mask_sizes(keys, 0)[0]  # with those of earlier tokens; of a static cache, all that it holds
+    if not (static and mask is not None and mask.ndim == 2 and mask.shape[1] <= keys):  # tokens yet to come are hidden
+        _check_mask("decoder_attention_mask", mask, batch, keys)
+    if states is not None:
+        _check_mask("attention_mask", given.get("encoder_attention_mask"), *states.shape[:2])
+
+
+def _check_mask(name: str, mask: Tensor | None, batch: int, keys: int) -> None:
+    if mask is None or (mask.ndim == 4 and mask.shape[-1] == keys) or tuple(mask.shape) == (batch, keys):
+        return
+    raise ValueError(
+        f"the {name} {list(mask.shape)} must be [batch, keys] = {[batch, keys]} or [batch, heads, queries, keys]: a "
+        "prefix needs no columns in the mask, pass the tokens' own"
+    )
+
+
+def _check_assistant() -> None:
+    """Assisted decoding cuts the decoder's maps to the text's length: behind the slots, it would cut off the text."""
+    frame = None if torch.compiler.is_compiling() else sys._getframe()  # its first step is never compiled
+    while frame is not None and frame.f_code.co_name != "generate":
+        if frame.f_code.co_name == "_assisted_decoding":
+            raise ValueError(
+                "generate cannot give attention maps in assisted decoding with a prefix at the site 'decoder': "
+                "transformers would cut them to the text's length without the slots. Leave out output_attentions or "
+                "the assistant, or take the maps of a forward pass over the text"
+            )
+        frame = frame.f_back
 
 
 def _check_checkpointing(prefix: nn.Module, stack: PreTrainedModel) -> None:
@@ -200,7 +389,7 @@ def _attend(
         position_bias = None  # it has none: transformers hands down zeros for every head, query and key
     added = _added_to_scores(prefix, module, query, key, attention_mask, position_bias)
     if site == "decoder" and prefix_bias is not None:
-        bias = row_for_each_example(prefix_bias[module.layer_idx], len(key))
+        bias = row_for_each_example(prefix_bias[module.layer_idx], key.shape[0])
         added = added + F.pad(bias, (0, added.shape[-1] - bias.shape[-1]))
     key, value = _joined_keys_and_values(prefix, module.layer_idx, key, value)
     return stock(module, query, key, value, added, position_bias=None, **kwargs)
@@ -211,15 +400,19 @@ def _added_to_scores(prefix: SitePrefix, module, query, key, mask, bias) -> Tens
     if prefix.added is not None and prefix.added[0] is mask and prefix.added[1] is bias:
         return prefix.added[2]
     given = mask, bias
-    if mask is not None:
-        mask = mask[..., : key.shape[2]]  # a static cache's mask can be longer than its keys
-    elif module.is_causal:  # a direct call of the module; sdpa would keep only as many keys as there are queries
+    # A module called by itself; sdpa would keep only as many keys as there are queries.
+    if mask is None and module.is_causal:
         mask = causal_mask(query.shape[2], key.shape[2], device=key.device)[None, None]
+    if mask is not None and mask.shape[-1] != key.shape[2]:
+        raise ValueError(
+            f"the mask {list(mask.shape)} needs one column for each of the {key.shape[2]} keys {list(key.shape)}: give "
+            "it without the prefix, whose columns are added here"
+        )
     if mask is not None and mask.dtype == torch.bool:
         # The stock functions' own number, not -inf: a fully padded example attends evenly to its padding.
         mask = key.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(key.dtype).min)
     added = mask if bias is None else bias if mask is None else bias + mask
-    visible = None if prefix.visible is None else row_for_each_example(prefix.visible, len(key))
+    visible = None if prefix.visible is None else row_for_each_example(prefix.visible, key.shape[0])
     added = with_prefix_columns(added, prefix.layers[0].shape[-2], key.shape[2], visible)
     if added is not None and added.dtype == torch.bool:  # only slots are hidden; eager adds its mask
         added = key.new_zeros(added.shape).masked_fill(~added, -torch.inf)
@@ -231,23 +424,71 @@ def _joined_keys_and_values(prefix: SitePrefix, layer: int, key: Tensor, value: 
     """Keys and values with the prefix in front. Those of the source are joined once for a whole generation."""
     if prefix.joined is not None and layer in prefix.joined and prefix.joined[layer][0] is key:
         return prefix.joined[layer][1]
-    prefix_key, prefix_value = (row_for_each_example(rows, len(key)) for rows in prefix.layers[layer])
+    prefix_key, prefix_value = (row_for_each_example(rows, key.shape[0]) for rows in prefix.layers[layer])
     joined = join_prefix(prefix_key, prefix_value, key, value)[:2]
     if prefix.joined is not None:
         prefix.joined[layer] = key, joined
     return joined
 
 
+def content_attentions(outputs: ModelOutput, prefix: nn.Module, *, renormalise: bool = False) -> ModelOutput:
+    """A copy of `outputs` whose attention maps have no columns for the prefix's slots, as viewers such as bertviz want.
+
+    A map `[batch, heads, query, prefix + key]` becomes `[batch, heads, query, key]`. Its rows then add up to what the
+    slots have left to the content. With `renormalise` they are divided by that share and add up to 1: where a token
+    looks, given that it looks at content at all. In the first layer this is what it is without a prefix. How much the
+    slots take is lost: `1 - map.sum(-1)` before renormalising, or the first `prefix` columns of the map in `outputs`.
+
+    Args:
+        outputs: of a forward pass of the model, of one of its stacks, or of `generate`, whose maps are nested by step;
+            with `output_attentions=True` (for generate also `return_dict_in_generate=True`) and attention "eager".
+        prefix: the T5Prefix or PrefixPerRow that was attached. Of rows, as many columns go as the longest prefix has.
+        renormalise: divide each row by its sum.
+
+    Raises ValueError if `outputs` hold no maps, or maps without the columns of this prefix.
+    """
+    sites = {
+        "encoder_attentions": "encoder",
+        "decoder_attentions": "decoder",
+        "cross_attentions": "cross",
+        "attentions": "decoder" if outputs.get("cross_attentions") else "encoder",  # of a stack
+    }
+    maps = {name: outputs[name] for name in sites if outputs.get(name)}
+    if not maps or any(each is None for given in maps.values() for each in given):
+        raise ValueError(
+            "these outputs hold no attention maps: call model.set_attn_implementation('eager'), and the model with "
+            "output_attentions=True (generate also with return_dict_in_generate=True)"
+        )
+
+    def content(given, site: str, slots: int):
+        if not isinstance(given, Tensor):
+            return tuple(content(each, site, slots) for each in given)
+        own = given.shape[-2] if site != "cross" else 1  # a token's keys are at least the queries of its stack
+        if given.shape[-1] < slots + own:
+            raise ValueError(
+                f"a map {list(given.shape)} of site {site!r} has no {slots} columns for the slots of this prefix in "
+                "front of the content's: was another prefix attached, or none?"
+            )
+        kept = given[..., slots:]
+        return kept / kept.sum(-1, keepdim=True).clamp_min(torch.finfo(kept.dtype).tiny) if renormalise else kept
+
+    with torch.no_grad():
+        slots = {site: prefix.key_values(site).shape[-2] for site in prefix.sites}
+    own_maps = {name: content(given, sites[name], slots.get(sites[name], 0)) for name, given in maps.items()}
+    return type(outputs)(**{**outputs, **own_maps})
+
+
 def row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
     """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
-    if len(rows) in (1, batch_size):
+    own = rows.shape[0]  # not len: an export would take it for a constant
+    if own == 1 or own == batch_size:
         return rows
-    if batch_size % len(rows):
+    if batch_size % own:
         raise ValueError(
-            f"a prefix with {len(rows)} rows cannot serve a batch of {batch_size}: it needs one row for all, or one "
+            f"a prefix with {own} rows cannot serve a batch of {batch_size}: it needs one row for all, or one "
             "for each example"
         )
-    return rows.repeat_interleave(batch_size // len(rows), dim=0)
+    return rows.repeat_interleave(batch_size // own, dim=0)
 
 
 def _complete_mask(stock, *args, allow_is_causal_skip=False, **kwargs):

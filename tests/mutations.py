@@ -32,7 +32,7 @@ FAULTS = [
     Fault("masks.py", "tril(prefix_length + key_length - query_length)", "tril(prefix_length)", "test_masks.py"),
     Fault("masks.py", "visible[:, :prefix_length] = True", "pass", "test_masks.py"),
     Fault("masks.py", "torch.cat([prefix, visible], dim=1)", "torch.cat([visible, prefix], dim=1)", "test_masks.py"),
-    Fault("masks.py", "visible.new_ones(len", "visible.new_zeros(len", "test_masks.py"),
+    Fault("masks.py", "visible.new_ones(", "visible.new_zeros(", "test_masks.py"),
     # attention
     Fault("attention.py", "query.shape[-1] ** -0.5", "query.shape[-1] ** -1", "test_attention.py"),
     Fault("attention.py", "masked_fill(~mask, -torch.inf)", "masked_fill(mask, -torch.inf)", "test_attention.py"),

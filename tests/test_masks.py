@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 from helpers.masks import causal_mask, padding_mask
@@ -47,6 +48,32 @@ def test_padding_mask_hides_keys_and_never_the_prefix(rows, prefix, dtype):
     assert mask.shape == (len(rows), 1, 1, prefix + 5)
     assert mask[..., :prefix].all()
     assert torch.equal(mask[:, 0, 0, prefix:], attention_mask == 1)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_padding_mask_is_compiled_whole_and_exported():
+    attention_mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+    class Mask(torch.nn.Module):
+        def forward(self, attention_mask):
+            return padding_mask(attention_mask, prefix_length=2)
+
+    compiled = torch.compile(Mask(), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(attention_mask), Mask()(attention_mask))
+    lengths = ({0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("key", min=2)},)
+    longer = torch.arange(9).expand(5, 9) < torch.tensor([1, 3, 5, 7, 9])[:, None]
+    for strict in (False, True):
+        exported = torch.export.export(Mask(), (attention_mask,), dynamic_shapes=lengths, strict=strict).module()
+        assert torch.equal(exported(longer.long()), Mask()(longer.long()))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_values_are_looked_at_only_where_that_costs_nothing():
+    """A tensor without values stands for one on a GPU, whose values would have to be waited for."""
+    for without_values in (torch.ones(2, 3, device="meta"), FakeTensorMode().from_tensor(torch.ones(2, 3))):
+        assert padding_mask(without_values, prefix_length=2).shape == (2, 1, 1, 5)
+    with pytest.raises(ValueError, match="other values"):
+        padding_mask(torch.full((2, 3), 2))
 
 
 @pytest.mark.usefixtures("unchecked")

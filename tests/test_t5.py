@@ -12,7 +12,7 @@ import textwrap
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import oracle
@@ -39,9 +39,11 @@ from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
+import helpers
+from helpers.engines import T5WithPrefix
 from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
 from helpers.store import CONFIG_NAME
-from helpers.t5 import SITES, T5Prefix, detach_prefix
+from helpers.t5 import SITES, PrefixPerRow, T5Prefix, detach_prefix
 from helpers.t5_attention import SitePrefix
 
 # Every size differs from every other: heads * d_kv is 15 and not d_model, the two depths differ.
@@ -330,6 +332,92 @@ def test_four_dimensional_masks_bool_and_float():
             decoder_input_ids=inputs["decoder_input_ids"],
         ).logits
     assert difference(got, want) < 1e-10
+
+
+WRONG_WIDTHS = pytest.mark.parametrize("width", [12, 8, 6, 1], ids=["a prefix more", "one more", "one less", "one"])
+
+
+@WRONG_WIDTHS
+@pytest.mark.parametrize("rows", [False, True], ids=["prefix", "rows"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_source_mask_of_another_width_is_refused(implementation, rows, width):
+    """Cut or broadcast to the keys it would hide other tokens than it says, or none."""
+    model, inputs = make_model(implementation=implementation), make_inputs(source=7)
+    prefix, tokens = make_prefix(model, 5), {"decoder_input_ids": inputs["decoder_input_ids"]}
+    mask = torch.cat([torch.ones(3, 5, dtype=torch.long), inputs["attention_mask"]], dim=1)[:, :width]
+    prepared = mask.bool()[:, None, None]
+    additive = torch.zeros(prepared.shape).double().masked_fill(~prepared, -1e9)
+    refused = pytest.raises(
+        ValueError, match=rf"attention_mask \[3,.* {width}\] must be .* \[3, 7\].*pass the tokens' own"
+    )
+    sites = [("encoder",), ("decoder",), ("cross",), SITES]
+    for attached in [PrefixPerRow([prefix, None, prefix])] if rows else [make_prefix(model, 5, sites=s) for s in sites]:
+        encoded = model.encoder(**source(inputs))
+        with attached.attached(model):
+            for wrong in (mask, prepared, additive):
+                if "encoder" in attached.sites:
+                    with refused:
+                        model.encoder(input_ids=inputs["input_ids"], attention_mask=wrong)
+                    with refused:
+                        model(input_ids=inputs["input_ids"], attention_mask=wrong, **tokens)
+                if set(attached.sites) - {"encoder"}:
+                    with refused:
+                        model(encoder_outputs=encoded, attention_mask=wrong, **tokens)
+            if "encoder" in attached.sites:
+                with refused:
+                    model.encoder(inputs["input_ids"], mask)  # by position
+                with refused:
+                    model.generate(input_ids=inputs["input_ids"], attention_mask=mask, max_new_tokens=3)
+            if set(attached.sites) - {"encoder"}:
+                with refused:
+                    model.generate(encoder_outputs=encoded, attention_mask=mask, max_new_tokens=3)
+
+
+@WRONG_WIDTHS
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_target_mask_of_another_width_is_refused(implementation, width):
+    model, inputs = make_model(implementation=implementation), make_inputs(target=7)
+    mask = torch.ones(3, width, dtype=torch.long)
+    prepared = mask.bool()[:, None, None].expand(-1, 1, 7, -1)
+    with make_prefix(model, 5).attached(model):
+        for wrong in (mask, prepared, torch.zeros(prepared.shape).double()):
+            for use_cache in (False, True):
+                with pytest.raises(ValueError, match=rf"decoder_attention_mask \[3,.* {width}\] must be .* \[3, 7\]"):
+                    model(**inputs, decoder_attention_mask=wrong, use_cache=use_cache)
+
+
+def test_a_mask_needs_a_row_for_each_example_and_two_or_four_axes():
+    model, inputs = make_model(), make_inputs()
+    mask = inputs.pop("attention_mask")
+    with make_prefix(model).attached(model):
+        for wrong in (mask[:1], torch.cat([mask, mask]), mask[:, None].expand(-1, 6, -1), mask[0]):
+            with pytest.raises(ValueError, match=r"must be \[batch, keys\] = \[3, 6\]"):
+                model(**inputs, attention_mask=wrong)
+
+
+def test_with_a_cache_the_target_mask_counts_the_tokens_in_it():
+    model, inputs = make_model(), make_inputs(target=7)
+    mask = torch.ones(3, 7, dtype=torch.long)
+    mask[1, 2:4] = 0
+    wide = torch.cat([mask, torch.zeros(3, 2, dtype=torch.long)], dim=1)  # of a static cache with room for 9
+    with make_prefix(model).attached(model), torch.no_grad():
+        whole = model(**inputs, decoder_attention_mask=mask).logits
+        for room in (None, 9):
+            caches = [DynamicCache(), DynamicCache()]
+            if room:
+                caches = [StaticCache(model.decoder.config, max_cache_len=n) for n in (room, 6)]
+            cache = EncoderDecoderCache(*caches)
+            parts = []
+            for first, last in ((0, 3), (3, 4), (4, 7)):
+                given = {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, first:last], **with_cache(cache)}
+                with pytest.raises(ValueError, match="decoder_attention_mask"):
+                    model(**given, decoder_attention_mask=torch.ones(3, 10, dtype=torch.long))
+                own = wide if room else mask[:, :last]
+                parts.append(model(**given, decoder_attention_mask=own).logits)
+            assert difference(torch.cat(parts, dim=1), whole) < 1e-10
+            if room is None:
+                with pytest.raises(ValueError, match=r"decoder_attention_mask \[3, 1\] must be .* \[3, 8\]"):
+                    model(**given | {"decoder_input_ids": torch.ones(3, 1).long()}, decoder_attention_mask=mask[:, :1])
 
 
 # --- gradients and training ------------------------------------------------------------------------------------------
@@ -731,24 +819,28 @@ def test_mask_and_bias_are_added_once_for_a_stack(monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_missing_mask_is_causal_in_the_decoder_and_a_long_one_is_cut(implementation):
+def test_a_missing_mask_is_causal_in_the_decoder_and_another_needs_a_column_for_each_key(implementation):
+    """Of an attention module that is called by itself."""
     model = make_model(implementation=implementation)
     prefix = make_prefix(model)
     decoder = model.decoder.block[0].layer[0].SelfAttention
-    prefixes = {"decoder": SitePrefix(prefix.key_values("decoder").unbind(0), None)}
     x = torch.randn(3, 5, SIZES["d_model"], dtype=model.dtype)
+
+    def attend(mask):
+        prefixes = {"decoder": SitePrefix(prefix.key_values("decoder").unbind(0), None)}
+        return decoder(x, mask=mask, prefixes=prefixes)[0]
+
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with prefix.attached(model):
-        got = decoder(x, prefixes=prefixes)[0]
-        visible = torch.ones(5, 9, dtype=torch.bool).tril()[None, None]  # four columns more than keys
-        mask = (
-            visible if implementation == "sdpa" else torch.zeros(1, 1, 5, 9).double().masked_fill(~visible, -torch.inf)
-        )
-        cut = decoder(x, mask=mask, prefixes=prefixes)[0]
-    assert difference(got, cut) < 1e-12
+        got = attend(None)
+        assert difference(got, attend(visible)) < 1e-12
+        for wrong in (torch.ones(1, 1, 5, 9).bool(), torch.zeros(1, 1, 5, 9).double(), visible[..., :1]):
+            with pytest.raises(ValueError, match=r"needs one column for each of the 5 keys \[3, 3, 5, 5\]"):
+                attend(wrong)
     bias = oracle.position_bias(decoder.relative_attention_bias.weight, 5, 5, bidirectional=False, config=model.config)
     weights = {f"a.{name}": tensor for name, tensor in decoder.state_dict().items()}
     pair = prefix.key_values("decoder")[0].expand(-1, 3, -1, -1, -1)
-    want, _ = oracle.attention(weights, "a", x, x, model.config, bias, visible[0, :, :, :5].expand(3, -1, -1), pair)
+    want, _ = oracle.attention(weights, "a", x, x, model.config, bias, visible[0].expand(3, -1, -1), pair)
     assert difference(got, want) < 1e-10
 
 
@@ -824,6 +916,60 @@ def test_attach_returns_a_detach_that_may_be_called_twice():
         detach_first()  # must not touch the second
         assert torch.equal(model(**inputs).logits, want)
     assert torch.equal(model(**inputs).logits, plain)
+
+
+def test_what_attach_returns_detaches_at_the_end_of_a_block():
+    model, inputs = make_model(), make_inputs()
+    plain, prefix = model(**inputs).logits, make_prefix(model)
+    with prefix.attach(model) as attached:
+        assert attached is model
+        assert not torch.equal(model(**inputs).logits, plain)
+    assert torch.equal(model(**inputs).logits, plain)
+    detach = prefix.attach(model)
+    with pytest.raises(KeyboardInterrupt), detach:
+        raise KeyboardInterrupt
+    assert torch.equal(model(**inputs).logits, plain)
+    with pytest.raises(ValueError, match="detached already"), detach:
+        pass
+
+
+def test_a_cell_that_runs_twice_is_told_the_call_that_helps():
+    model, inputs = make_model(), make_inputs()
+    for build in (lambda prefix: prefix.attach(model), lambda prefix: T5WithPrefix(model, prefix)):
+        build(make_prefix(model, seed=1))
+        with pytest.raises(ValueError, match=r"detach_prefix\(model\) \(from helpers import detach_prefix\)"):
+            build(make_prefix(model, seed=2))
+        helpers.detach_prefix(model)
+        again = make_prefix(model, seed=2)
+        build(again)
+        assert difference(model(**inputs).logits, oracle.t5(model, **inputs, prefixes=by_site(again))["logits"]) < 1e-10
+        helpers.detach_prefix(model)
+
+
+def test_a_model_made_from_an_attached_ones_config():
+    model, inputs = make_model(), source(make_inputs())
+    plain = model.encoder(**inputs)[0]
+    with make_prefix(model).attached(model):
+        copied = T5EncoderModel(copy.deepcopy(model.encoder.config)).double().eval()
+    copied.load_state_dict(model.state_dict(), strict=False)
+    assert difference(copied(**inputs)[0], plain) < 1e-12
+    prefix = make_prefix(copied, sites=("encoder",))
+    with prefix.attached(model):
+        want = model.encoder(**inputs)[0]
+    with prefix.attached(copied):
+        assert difference(copied(**inputs)[0], want) < 1e-12
+    assert copied.encoder.config._attn_implementation == "sdpa"
+    assert difference(copied(**inputs)[0], plain) < 1e-12
+
+
+def test_what_is_missing_is_said_by_transformers():
+    model, inputs = make_model(), make_inputs()
+    inputs.pop("decoder_input_ids")
+    for prefix in (None, make_prefix(model)):
+        with nullcontext() if prefix is None else prefix.attached(model):
+            for call in (lambda: model(**inputs), lambda: model.decoder(), lambda: model.encoder()):
+                with pytest.raises(ValueError, match="specify exactly one of"):
+                    call()
 
 
 def test_a_stale_detach_leaves_a_later_attachment_alone():
@@ -1064,6 +1210,74 @@ def test_torch_compile_fullgraph():
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=280, check=False
     )
     assert result.stdout == "compiled\n", result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_torch_export_with_open_lengths(implementation):
+    """Of the batch, the source and the target. In a process of its own, as above."""
+    script = """
+        import torch
+        from torch.export import Dim, export
+        from transformers import T5Config, T5ForConditionalGeneration
+        from helpers.t5 import PrefixPerRow, T5Prefix, T5WithPrefix
+        torch.manual_seed(0)
+        model = T5ForConditionalGeneration(T5Config(**{sizes})).eval().requires_grad_(False)
+        model.set_attn_implementation({implementation})
+
+        def make(batch, source, target):
+            ids = torch.randint(2, 41, (batch, source))
+            mask = (torch.arange(source) < torch.randint(1, source + 1, (batch, 1))).long()
+            tokens = torch.randint(2, 41, (batch, target))
+            return dict(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens, use_cache=False)
+
+        prefix = T5Prefix.for_model(model, prefix_length=5, init_std=1.0)
+        batch, source, target = (Dim(name, min=2, max=256) for name in ("batch", "source", "target"))
+        of_source, of_target = {0: batch, 1: source}, {0: batch, 1: target}
+        lengths = dict(zip(make(2, 2, 2), (of_source, of_source, of_target, None)))
+        plain = model(**make(4, 11, 6)).logits
+        for each in (prefix, PrefixPerRow([prefix])):
+            with each.attached(model), torch.no_grad():
+                exported = export(model, (), make(4, 11, 6), dynamic_shapes=lengths).module()
+                for shape in ((4, 11, 6), (7, 13, 9), (2, 32, 17), (5, 3, 2)):
+                    inputs = make(*shape)
+                    assert (exported(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5, shape
+            assert (exported(**inputs).logits - model(**inputs).logits).abs().max() > 1e-2
+        whole = T5WithPrefix(model, prefix)
+        strict = export(whole, (), make(4, 11, 6), strict=True).module()
+        inputs = make(4, 11, 6)
+        assert (strict(**inputs).logits - whole(**inputs).logits).abs().max() < 1e-5
+        print("exported")
+    """.replace("{sizes}", repr(SIZES)).replace("{implementation}", repr(implementation))
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert result.stdout == "exported\n", result.stderr[-3000:]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("unchecked")
+def test_jit_trace_wants_a_prefix_that_it_knows():
+    class Logits(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs):
+            names = ("input_ids", "attention_mask", "decoder_input_ids")
+            return self.model(**dict(zip(names, inputs, strict=True)), use_cache=False).logits
+
+    model, inputs = make_model(dtype=torch.float32), tuple(make_inputs().values())
+    prefix = make_prefix(model)
+    with prefix.attached(model):
+        with pytest.raises(
+            ValueError, match=r"call prefix.requires_grad_\(False\) first, or trace a T5WithPrefix"
+        ) as caught:
+            torch.jit.trace(Logits(model), inputs)
+        assert len(str(caught.value)) < 300
+        prefix.requires_grad_(False)
+        assert torch.equal(torch.jit.trace(Logits(model), inputs)(*inputs), Logits(model)(*inputs))
+    prefixed = T5WithPrefix(model, prefix.requires_grad_(True))
+    assert torch.equal(torch.jit.trace(Logits(prefixed), inputs)(*inputs), Logits(prefixed)(*inputs))
 
 
 # --- fold, save, load ------------------------------------------------------------------------------------------------
