@@ -461,7 +461,7 @@ def test_an_import_is_announced_and_can_be_interrupted(tmp_path, rank):
     result = subprocess.run(
         [sys.executable, "-m", "helpers.train", "--demo"],
         cwd=tmp_path,
-        env={**ONE_THREAD, "PYTHONPATH": str(tmp_path), "RANK": rank},
+        env={**ONE_THREAD, "RANK": rank},
         capture_output=True,
         text=True,
     )
@@ -689,6 +689,7 @@ def test_the_demo_keeps_the_file_that_is_there_and_other_options_override(tmp_pa
     Path("german-demo.jsonl").rename("mine.jsonl")
     train.main(["--demo", *quick, "--train_file", "mine.jsonl"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["german-demo", "mine.jsonl", "other"]
+    assert refused(capsys, ["--demo", "--train_file", "none.jsonl"]) == "none.jsonl: there is no such file"
 
 
 def test_the_lines_that_use_a_prefix_survive_any_name_and_any_terminal(monkeypatch):
