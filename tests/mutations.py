@@ -159,7 +159,7 @@ FAULTS = [
         "path.write_bytes(unfinished.read_bytes()[:-9]); os.replace(unfinished, path)",
         "test_saving.py",
     ),
-    Fault("store.py", "tensor.clone() for name, tensor in load", "tensor for name, tensor in load", "test_t5.py"),
+    Fault("store.py", "tensor.clone() for name, tensor in load", "tensor for name, tensor in load", "test_saving.py"),
     Fault("store.py", "return prefix.eval(), modules", "return prefix, modules", "test_t5.py"),
     Fault("store.py", "rtol=2**-8", "rtol=1", "test_t5.py"),
     Fault("store.py", " and not tensor.is_meta", "", "test_t5.py test_breadth.py"),
