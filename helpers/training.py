@@ -1,8 +1,10 @@
 """Training in the open, and evaluation by generation."""
 
+import platform
 import random
 import signal
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -105,10 +107,12 @@ def fit(
 
     Raises ValueError without pairs or without a parameter that requires a gradient, with `cache_encoder` where the
     encoder's output would change during training, or with `lean` where no prefix is attached; and what LeanT5 raises.
+    Warns if the model is in bfloat16 on a processor that has no instructions for it.
     """
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if not parameters or not pairs:
         raise ValueError(f"nothing to train: {len(parameters)} trainable parameters, {len(pairs)} pairs")
+    _warn_of_slow_bfloat16(model)
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
     device = next(model.parameters()).device
@@ -199,6 +203,23 @@ def _watched(steps: int) -> Iterator[Iterator[int]]:
     finally:
         signal.signal(signal.SIGINT, before)
         print()
+
+
+def _has_bfloat16_instructions() -> bool:
+    """Whether torch's matrix products in bfloat16 have instructions of their own on this processor."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _warn_of_slow_bfloat16(model: nn.Module) -> None:
+    on_cpu = (each.dtype for each in model.parameters() if each.device.type == "cpu")
+    if torch.bfloat16 in on_cpu and not _has_bfloat16_instructions():
+        warnings.warn(
+            "the model is in bfloat16, for which this processor has no instructions: a step takes longer than in "
+            "float32, so use model.float()",
+            stacklevel=3,
+        )
 
 
 def _lean(model: nn.Module) -> LeanT5:

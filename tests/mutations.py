@@ -345,9 +345,15 @@ FAULTS = [
         "test_peft_prefix.py",
     ),
     Fault("t5.py", "(0, longest - bias.shape[-1])", "(longest - bias.shape[-1], 0)", "test_peft_prefix.py"),
+    # bfloat16 where the processor has no instructions for it
+    Fault("training.py", "    _warn_of_slow_bfloat16(model)\n", "", "test_training.py"),
+    Fault("training.py", "if torch.bfloat16 in on_cpu and not", "if not", "test_training.py"),
+    Fault("training.py", "if torch.bfloat16 in on_cpu and not", "if torch.bfloat16 in on_cpu and", "test_training.py"),
+    Fault("training.py", "torch.cpu._is_avx512_bf16_supported() or ", "", "test_training.py"),
+    Fault("training.py", 'if platform.machine().lower() in ("x86_64", "amd64"):', "if False:", "test_training.py"),
     # figures in a plain script
-    Fault("figures.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_figures.py"),
-    Fault("figures.py", "ipython is not None and hasattr", "hasattr", "test_figures.py"),
+    Fault("figures.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_plain_script.py"),
+    Fault("figures.py", "ipython is not None and hasattr", "hasattr", "test_plain_script.py"),
     # tensors on the model's device
     Fault("masks.py", "dtype=torch.bool, device=device", "dtype=torch.bool", "second_device_checks.py"),
     Fault(

@@ -17,8 +17,10 @@ VARIANTS = {
     "`LeanT5`, three sites": "lean, three sites",
     "`LeanT5`, decoder, encoder outputs cached": "lean, decoder, encoder cached",
     "the same with a bfloat16 base": "lean, decoder, encoder cached, bf16 base",
+    "the same without bfloat16 instructions": "lean, decoder, encoder cached, bf16 base",
     "full fine-tuning": "full fine-tuning",
 }
+WITHOUT_BF16 = "step t5-small, without bf16 instructions"
 
 
 @pytest.fixture
@@ -33,11 +35,44 @@ def test_the_readme_says_what_was_measured():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in SECTION.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == list(VARIANTS)
     for label, *cells in rows[1:]:
-        for table, cell in zip(("step t5-small", "step bundled"), cells, strict=True):
-            cost = COSTS[table].get(VARIANTS[label])
+        tables = (WITHOUT_BF16, "") if "without bfloat16" in label else ("step t5-small", "step bundled")
+        for table, cell in zip(tables, cells, strict=True):
+            cost = COSTS.get(table, {}).get(VARIANTS[label])
             assert cell == ("" if cost is None else f"{cost['ratio']:.2f}, {cost['memory']:.2f}")
     generation = COSTS["generate t5-small, 1 row"]["ours, three sites"]["ratio"]
     assert re.findall(r"costs (\d\.\d\d) of the bare model", SECTION) == [f"{generation:.2f}"]
+
+
+def test_the_file_says_on_which_processor_each_cost_was_measured(benchmarks):
+    processors = COSTS["processors"]
+    assert set(processors) == set(COSTS) - {"versions", "processors", "reported"}
+    for table, processor in processors.items():
+        assert processor["name"], table
+        assert set(processor["instructions"]) <= set(benchmarks.INSTRUCTIONS)
+        assert "avx512_bf16" in processor["instructions"]
+        limits = {name: value for name, value in processor.items() if name not in ("name", "instructions")}
+        assert limits == (benchmarks.WITHOUT_BF16 if table == WITHOUT_BF16 else {})
+
+
+def test_without_its_instructions_bfloat16_is_slower_than_float32():
+    variant = VARIANTS["the same with a bfloat16 base"]
+    ratios = {table: COSTS[table][variant]["ratio"] for table in (WITHOUT_BF16, "step t5-small")}
+    assert ratios["step t5-small"] < COSTS["step t5-small"][variant.removesuffix(", bf16 base")]["ratio"]
+    assert ratios[WITHOUT_BF16] > COSTS[WITHOUT_BF16][variant.removesuffix(", bf16 base")]["ratio"]
+    [reported] = COSTS["reported"]
+    assert reported["variant"] == variant
+    assert f"{reported['ratio']} was reported" in SECTION
+
+
+def test_the_benchmarks_record_this_processor(benchmarks, monkeypatch):
+    has = {"cpu_name": "A", "avx2": True, "avx512_bf16": False, "amx_bf16": True, "sha": True}
+    monkeypatch.setattr(benchmarks.torch.cpu, "get_capabilities", lambda: has)
+    for name in benchmarks.WITHOUT_BF16:
+        monkeypatch.delenv(name, raising=False)
+    assert benchmarks.processor() == {"name": "A", "instructions": ["avx2", "amx_bf16"]}
+    for name, value in benchmarks.WITHOUT_BF16.items():
+        monkeypatch.setenv(name, value)
+    assert benchmarks.processor() == {"name": "A", "instructions": ["avx2", "amx_bf16"], **benchmarks.WITHOUT_BF16}
 
 
 def test_every_target_names_what_is_measured(benchmarks):

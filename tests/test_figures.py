@@ -186,32 +186,6 @@ def test_show_wants_a_sentence(shown):
     assert shown[1][0]["text/markdown"] == r"*Figure.* An empty \*square\* of \<pad\>."
 
 
-def test_a_plain_script_prints_the_sentence():
-    code = """
-import sys, torch
-from helpers.figures import curves, heat_map, shape_table
-heat_map([[0.9, 0.1], [0.2, 0.8]])
-curves({"loss": [3.0, 1.0]})
-shape_table([("query", torch.zeros(2, 3), "asks")])
-print("IPython" in sys.modules)
-"""
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == [
-        figures.heat_map_sentence([[0.9, 0.1], [0.2, 0.8]]),
-        figures.curves_sentence({"loss": [3.0, 1.0]}),
-        "concept  shape   role",
-        "query    [2, 3]  asks",
-        "False",
-    ]
-
-
-def test_ipython_in_a_terminal_prints_the_sentence_once():
-    code = "from helpers.figures import heat_map; heat_map([[0.9, 0.1], [0.2, 0.8]])"
-    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == [figures.heat_map_sentence([[0.9, 0.1], [0.2, 0.8]])]
-
-
 def test_helpers_alone_does_not_load_matplotlib():
     code = "import sys, helpers; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

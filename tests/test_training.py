@@ -4,7 +4,9 @@ import copy
 import random
 import signal
 import threading
+import warnings
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from helpers import training
 from helpers.base import BUNDLED_NAMES, load_base
 from helpers.t5 import T5Prefix
 from helpers.training import (
+    _has_bfloat16_instructions,
     collate,
     exact_match,
     fit,
@@ -467,3 +470,45 @@ def test_fit_in_two_python_threads_at_once(tokenizer, model, three_threads):
         other.join(60)
     assert numbers == [[1] * 3, [1] * 9, [3], [3]]
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has", "warned"),
+    [(torch.bfloat16, False, 1), (torch.bfloat16, True, 0), (torch.float32, False, 0)],
+    ids=["bfloat16 without instructions", "bfloat16 with instructions", "float32 without instructions"],
+)
+def test_fit_warns_once_of_bfloat16_that_the_processor_lacks(model, tokenizer, monkeypatch, dtype, has, warned):
+    monkeypatch.setattr("helpers.training._has_bfloat16_instructions", lambda: has)
+    model.to(dtype)
+    prefix = T5Prefix.for_model(model, prefix_length=2)
+    with prefix.attached(model), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model, prefix.parameters(), tokenizer, PAIRS, steps=2, batch_size=2)
+    told = [str(warning.message) for warning in caught if "bfloat16" in str(warning.message)]
+    assert len(told) == warned
+    assert all("use model.float()" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("machine", "avx512", "amx", "arm", "has"),
+    [
+        ("x86_64", False, False, True, False),  # oneDNN says yes of every AVX-512: it converts
+        ("AMD64", True, False, False, True),
+        ("x86_64", False, True, False, True),
+        ("aarch64", False, False, True, True),
+        ("arm64", True, True, False, False),
+    ],
+)
+def test_which_processors_have_bfloat16_instructions(monkeypatch, machine, avx512, amx, arm, has):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: arm, raising=False)
+    assert _has_bfloat16_instructions() is has
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="no /proc/cpuinfo to compare with")
+def test_this_processors_flags_say_the_same():
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    assert _has_bfloat16_instructions() == bool({"avx512_bf16", "amx_bf16", "bf16"} & words)

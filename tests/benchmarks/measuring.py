@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -39,10 +39,11 @@ class Result:
     gigaflops: float  # of matrix products and attention
 
 
-def fix_environment() -> None:
-    """Start this process again with one thread and fixed malloc thresholds, unless it has them."""
-    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
+def fix_environment(more: Mapping[str, str]) -> None:
+    """Start this process again with one thread, fixed malloc thresholds, and `more` variables, unless it has them."""
+    wanted = {**ENVIRONMENT, **more}
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
     torch.set_num_threads(1)
 
 

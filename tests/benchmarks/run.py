@@ -4,12 +4,16 @@ Prints a table for each, and stores them in `helpers/bundled/costs.json`, which 
 README. `--quick` runs few rounds and stores nothing. Random weights of t5-small's shape, and the bundled base. peft
 takes part where it is installed (it is in the extra `lab`). About twenty minutes on one free core.
 
+`--without-bf16` keeps oneDNN from the processor's bfloat16 instructions, as if it had none, and stores the step of
+t5-small's shape under a name of its own. What each table was measured on stands in the file under "processors".
+
 `--device cuda` runs training steps of t5-small's and t5-base's shape on a GPU, in float32 and bfloat16, compiled and
 not, and stores them under the device's name in `costs_gpu.json` in the working folder.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -258,12 +262,27 @@ def device_variants(sizes: dict, batch: dict[str, torch.Tensor], device: str) ->
     return variants
 
 
+# --- the processor ---------------------------------------------------------------------------------------------------
+
+WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+INSTRUCTIONS = "neon sve bf16 sve_bf16 avx2 avx512_f avx512_bf16 amx_bf16".split()  # of torch's names for them
+
+
+def processor() -> dict:
+    """Its name, which instructions it has of those that decide how fast products are, and what oneDNN may not use."""
+    has = torch.cpu.get_capabilities()
+    found = {"name": has.get("cpu_name", platform.processor()), "instructions": [i for i in INSTRUCTIONS if has.get(i)]}
+    limits = {name: os.environ[name] for name in WITHOUT_BF16 if name in os.environ}
+    return found | limits
+
+
 # --- the tables ----------------------------------------------------------------------------------------------------
 
+SMALL_STEP = "step t5-small"
 # The most that each may cost, relative to its table's reference.
 TARGETS = {
     "module, forward and backward": {"MultiHeadAttention": {"ratio": 0.97, "memory": 0.5}},
-    "step t5-small": {
+    SMALL_STEP: {
         "attached, decoder": {"ratio": 1.00, "memory": 0.8},
         "lean, decoder": {"ratio": 1.00, "memory": 0.8},
         "attached, decoder, encoder cached": {"ratio": 0.70},
@@ -285,6 +304,10 @@ TARGETS = {
 }
 
 
+def small_step() -> tuple[measuring.Variants, str, int]:
+    return step_variants(random_t5, random_batch(), half=True), PEER, 15
+
+
 def tables(chosen: list[str]):
     """`(name, variants, reference, rounds)` of each table."""
     if "attention" in chosen:
@@ -294,7 +317,7 @@ def tables(chosen: list[str]):
             yield f"module, {label}", module_variants(8, 128, 512, 8, backward=backward), "nn.MultiheadAttention", 60
     if "step" in chosen:
         yield "step bundled", step_variants(bundled, cards(), half=False), PEER, 40
-        yield "step t5-small", step_variants(random_t5, random_batch(), half=True), PEER, 15
+        yield SMALL_STEP, *small_step()
     if "length" in chosen:
         for length in LENGTHS:
             variants = prefix_variants(random_t5, random_batch(), prefix_length=length)
@@ -324,29 +347,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="three rounds each, nothing stored")
+    parser.add_argument("--without-bf16", action="store_true", help="step t5-small, without bfloat16 instructions")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(names)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if arguments.without_bf16 and (arguments.names or arguments.device != "cpu"):
+        parser.error("--without-bf16 measures one table, on the CPU: give it no other name or device")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
     versions["transformers"] = transformers.__version__
     if arguments.device == "cuda":
         run_on_gpu(versions | {"device": torch.cuda.get_device_name()})
         return
-    measuring.fix_environment()
+    measuring.fix_environment(WITHOUT_BF16 if arguments.without_bf16 else {})
     chosen = arguments.names or names
     stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     stored["versions"] = versions
-    for name, variants, reference, rounds in tables(chosen):
+    if arguments.without_bf16:
+        chosen = []
+        measured = [(f"{SMALL_STEP}, without bf16 instructions", *small_step())]
+    else:
+        measured = tables(chosen)
+    for name, variants, reference, rounds in measured:
         results = measuring.compare(variants, reference, rounds=3 if arguments.quick else rounds)
         print(measuring.markdown(f"{name}, relative to {reference}", results, TARGETS.get(name, {})), flush=True)
         stored[name] = measuring.as_json(results)
+        stored.setdefault("processors", {})[name] = processor()
     if "start" in chosen:
         stored["start"] = {
             name: round(statistics.median(start_seconds(statement) for _ in range(5)), 3)
             for name, statement in IMPORTS.items()
         }
+        stored.setdefault("processors", {})["start"] = processor()
         print("\n".join(f"start-up, {name}: {value:.2f} CPU s" for name, value in stored["start"].items()))
     if not arguments.quick:
         RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
