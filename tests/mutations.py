@@ -155,7 +155,12 @@ FAULTS = [
     Fault(
         "t5_attention.py", "                if not hand_over.entered:", "                if True:", "test_threads.py"
     ),
-    Fault("t5_attention.py", "_ATTACHING = threading.RLock()", "_ATTACHING = __import__('contextlib').nullcontext()", "test_threads.py"),
+    Fault(
+        "t5_attention.py",
+        "_ATTACHING = threading.RLock()",
+        "_ATTACHING = __import__('contextlib').nullcontext()",
+        "test_threads.py",
+    ),
     Fault("t5_attention.py", "class _Thread(threading.local):", "class _Thread:", "test_threads.py"),
     Fault(
         "t5_attention.py",
