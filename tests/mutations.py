@@ -79,7 +79,7 @@ FAULTS = [
     Fault("t5_attention.py", "static and mask is not None and", "mask is not None and", "test_t5.py"),
     Fault("t5_attention.py", "and mask.shape[1] <= keys)", ")", "test_t5.py"),
     Fault("t5_attention.py", 'given.get("encoder_attention_mask"), *states', "None, *states", "test_t5.py"),
-    Fault("t5_attention.py", "dict(zip(_STACK_ARGUMENTS, args, strict=False))", "{}", "test_costs.py"),
+    Fault("t5_attention.py", "dict(zip(_STACK_ARGUMENTS, args, strict=False))", "{}", "test_t5.py"),
     Fault("masks.py", "if at_hand and not torch", "if not torch", "test_masks.py"),
     Fault("masks.py", "type(attention_mask) is Tensor and ", "", "test_masks.py"),
     Fault("masks.py", "visible.shape[0], prefix", "len(visible), prefix", "test_masks.py"),
