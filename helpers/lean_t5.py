@@ -110,7 +110,10 @@ class LeanT5:
             raise ValueError(f"LeanT5 needs input_ids, attention_mask and labels, got {', '.join(batch)}")
         shapes = {name: list(tensor.shape) for name, tensor in batch.items()}
         if not shapes["input_ids"] == shapes["attention_mask"] or len({shape[0] for shape in shapes.values()}) > 1:
-            raise ValueError(f"input_ids, attention_mask and labels must have as many rows, got {shapes}")
+            raise ValueError(
+                f"input_ids and attention_mask must be of one shape, and labels have as many rows, got {shapes}: a "
+                "prefix needs no columns in the mask"
+            )
         source = padding_mask(batch["attention_mask"])
         if not source.any(dim=-1).all():
             raise ValueError(f"every source needs a token, and a row of attention_mask {list(source.shape)} has none")

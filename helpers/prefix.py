@@ -122,10 +122,15 @@ def with_prefix_columns(
     if prefix_mask is not None:
         allowed = F.pad(prefix_mask.to(mask.device), (0, key_length), value=True)[:, None, None, :]
         mask = mask & allowed if is_bool else torch.where(allowed, mask, -torch.inf)
-    if torch.compiler.is_exporting():  # lengths may be left open, and the kernel is chosen later
+    if is_exporting():  # lengths may be left open, and the kernel is chosen later
         return mask.contiguous()
     # A GPU's fused attention copies a mask, in every layer, unless its rows begin at multiples of 8 numbers.
     return F.pad(mask.contiguous(), (0, -columns % 8))[..., :columns]
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is tracing. torch's own function says so under torch.compile too, before torch 2.13."""
+    return torch.compiler._is_exporting_flag
 
 
 class PrefixEncoder(nn.Module):

@@ -27,7 +27,7 @@ from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
 from transformers.models.umt5.modeling_umt5 import UMT5Stack
 
 from helpers.masks import causal_mask
-from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
+from helpers.prefix import PrefixEncoder, is_exporting, join_prefix, with_prefix_columns
 
 SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
 _ROUTED = "prefixed_"
@@ -59,6 +59,12 @@ class SitePrefix:
     visible: Tensor | None  # bool [rows, prefix], or None for all
     added: tuple | None = None  # mask, bias, and their sum with the prefix's columns: the same for every layer
     joined: dict | None = None  # layer -> key, value, and both with the prefix, of cross-attention while decoding
+
+
+@torch.compiler.assume_constant_result
+def _constant_key_values(prefix: nn.Module, site: str) -> Tensor:
+    """For torch.export with strict=True, which knows no parameters but those of the exported module."""
+    return prefix.key_values(site).detach()
 
 
 class Attachment:
@@ -102,6 +108,8 @@ class Attachment:
         return prefixes
 
     def _key_values(self, site: str) -> Tensor:
+        if is_exporting() and torch.compiler.is_dynamo_compiling():
+            return _constant_key_values(self.prefix, site)
         try:
             return self.prefix.key_values(site)
         except RuntimeError as error:

@@ -283,6 +283,7 @@ def test_it_refuses_a_prefix_that_it_would_get_wrong():
         ({"attention_mask": torch.tensor([[1] * 6, [0] * 6, [1] * 6])}, r"needs a token.*\[3, 1, 1, 6\]"),
         ({"decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}, "got input_ids, attention_mask, labels, decoder_"),
         ({"labels": torch.ones(2, 5, dtype=torch.long)}, r"as many rows, got .*'labels': \[2, 5\]"),
+        ({"attention_mask": torch.ones(3, 8, dtype=torch.long)}, r"of one shape, .* needs no columns in the mask"),
         ({"input_ids": torch.ones(3, 5, dtype=torch.long)}, r"as many rows, got .*'input_ids': \[3, 5\]"),
     ],
 )

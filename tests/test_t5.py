@@ -1234,13 +1234,14 @@ def test_torch_export_with_open_lengths(implementation):
         batch, source, target = (Dim(name, min=2, max=256) for name in ("batch", "source", "target"))
         of_source, of_target = {0: batch, 1: source}, {0: batch, 1: target}
         lengths = dict(zip(make(2, 2, 2), (of_source, of_source, of_target, None)))
-        plain = model(**make(4, 11, 6)).logits
         for each in (prefix, PrefixPerRow([prefix])):
             with each.attached(model), torch.no_grad():
                 exported = export(model, (), make(4, 11, 6), dynamic_shapes=lengths).module()
                 for shape in ((4, 11, 6), (7, 13, 9), (2, 32, 17), (5, 3, 2)):
                     inputs = make(*shape)
                     assert (exported(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5, shape
+                strict = export(model, (), inputs, strict=True).module()
+                assert (strict(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5
             assert (exported(**inputs).logits - model(**inputs).logits).abs().max() > 1e-2
         whole = T5WithPrefix(model, prefix)
         strict = export(whole, (), make(4, 11, 6), strict=True).module()
