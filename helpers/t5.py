@@ -59,6 +59,9 @@ class _Attachable(nn.Module, ABC):
         The prefix's parameters are not the model's: an engine that trains a model's parameters, such as transformers'
         Trainer, would train nothing, without an error. Give it a `T5WithPrefix`.
 
+        Attach before threads begin to compute: what they are in the middle of goes on with the new prefix. For a prefix
+        of its own in each thread, see `attached`.
+
         Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
         one of its sites, carries a prefix already, uses an attention implementation other than "sdpa" and "eager", or
         is a UMT5 of transformers 5.15, whose decoder does not say which attention is causal.
@@ -79,8 +82,8 @@ class _Attachable(nn.Module, ABC):
                     return model.generate(**request.inputs)
 
         A task inherits what is attached where it is made. A thread that is started inside the block inherits nothing,
-        and warns: enter `attached` in the function that it runs, or use `attach` around both. A compiled model tells
-        threads apart, but not the tasks of one thread.
+        and warns: enter `attached` in the function that it runs, or use `attach` around both. A compiled model sees
+        what its thread has entered, and cannot tell the tasks of one thread apart.
 
         Raises and warns as `attach` does.
         """
