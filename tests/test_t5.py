@@ -1219,7 +1219,7 @@ def test_torch_export_with_open_lengths(implementation):
         import torch
         from torch.export import Dim, export
         from transformers import T5Config, T5ForConditionalGeneration
-        from helpers.t5 import PrefixPerRow, T5Prefix, T5WithPrefix
+        from helpers import PrefixPerRow, T5Prefix, T5WithPrefix
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(T5Config(**{sizes})).eval().requires_grad_(False)
         model.set_attn_implementation({implementation})
