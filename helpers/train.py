@@ -527,6 +527,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say(f"prefix, scores, predictions and loss curve are in {folder}; to use the prefix, in Python:")
             say("\n" + textwrap.indent(_use(ours, folder, validation or train), " " * 4))
         trainer.accelerator.end_training()
+    if args.world_size > 1 and __name__ == "__main__":
+        # Everything is written. Taking down what is left of torch's process group waits for ever in one run of ten
+        # (torch 2.13, Gloo), in a process whose Python has returned: so end without it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _without_demo(arguments: Sequence[str] | None) -> tuple[bool, list[str]]:

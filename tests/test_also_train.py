@@ -182,7 +182,7 @@ def test_modules_that_do_not_fit_are_refused_and_nothing_changed(tmp_path):
 def test_an_older_version_refuses_a_prefix_with_modules_and_reads_one_without(tmp_path, monkeypatch):
     make_classifier().save_pretrained(tmp_path / "with")
     make_prefixed().save_pretrained(tmp_path / "without")
-    assert json.loads((tmp_path / "with" / store.CONFIG_NAME).read_text())["format_version"] == 2
+    assert json.loads((tmp_path / "with" / store.CONFIG_NAME).read_text(encoding="utf-8"))["format_version"] == 2
     monkeypatch.setattr(store, "FORMAT_VERSION", 1)
     with pytest.raises(ValueError, match="its format_version 2 is newer than 1"):
         T5Prefix.from_pretrained(tmp_path / "with")
@@ -219,7 +219,7 @@ def test_a_save_without_modules_removes_those_of_before(tmp_path):
 def test_modules_that_cannot_be_read_are_one_clear_sentence(tmp_path, modules, message):
     make_classifier().save_pretrained(tmp_path)
     path = tmp_path / store.CONFIG_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), "modules": modules}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "modules": modules}), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         T5WithPrefix.from_pretrained(with_new_head(), tmp_path)
 

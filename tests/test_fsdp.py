@@ -221,7 +221,7 @@ def test_a_prefix_that_is_sharded_by_itself_says_so_and_is_saved(sharded):
             assert "the prefix is sharded and nothing has gathered it" in result["alone"][call]
         assert "call save_pretrained(folder) in every process" in result["alone"]["push"]
     assert_equal(numbers(T5Prefix.from_pretrained(folder / "alone")), numbers(make_prefixed().prefix))
-    assert json.loads((folder / "alone" / "prefix_config.json").read_text())["class"] == "T5Prefix"
+    assert json.loads((folder / "alone" / "prefix_config.json").read_text(encoding="utf-8"))["class"] == "T5Prefix"
 
 
 def test_a_sharded_head_is_saved_whole(sharded):

@@ -124,17 +124,17 @@ def test_an_upload_replaces_the_weights_and_leaves_other_files_and_an_edited_car
         prefix.push_to_hub("user/german")
         if seed == 1:
             repository = played.root / "user/german"
-            (repository / "README.md").write_text("edited")
+            (repository / "README.md").write_text("edited", encoding="utf-8")
             (repository / "model.safetensors").write_bytes(b"x")
     assert len(list(repository.glob("prefix-*.safetensors"))) == 1
-    assert (repository / "README.md").read_text() == "edited"
+    assert (repository / "README.md").read_text(encoding="utf-8") == "edited"
     assert (repository / "model.safetensors").read_bytes() == b"x"
     assert torch.equal(T5Prefix.from_pretrained("user/german").key_values("cross"), prefix.key_values("cross"))
     played.api.create_branch.assert_not_called()
 
 
 def card_of(repository: Path) -> tuple[dict, str, str]:
-    readme = (repository / "README.md").read_text()
+    readme = (repository / "README.md").read_text(encoding="utf-8")
     _, head, text = readme.split("---\n", 2)
     return yaml.safe_load(head), text, re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)[1]
 
@@ -226,7 +226,7 @@ def test_a_missing_repository_is_one_sentence(played):
 
 def test_a_repository_without_a_prefix_is_one_sentence(played):
     (played.root / "user/model").mkdir(parents=True)
-    (played.root / "user/model/config.json").write_text("{}")
+    (played.root / "user/model/config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(FileNotFoundError, match="holds no saved prefix"):
         T5Prefix.from_pretrained("user/model")
 

@@ -43,7 +43,7 @@ def weight_files(folder: Path) -> set[str]:
 
 
 def named(folder: Path) -> set[str]:
-    return {json.loads((folder / CONFIG_NAME).read_text())["weights"]}
+    return {json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))["weights"]}
 
 
 def make_old(path: Path) -> None:

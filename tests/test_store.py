@@ -28,12 +28,12 @@ def test_lessons_are_stored_normalised(path):
 def scripts(tmp_path_factory) -> Path:
     """The folder of what `jupyter nbconvert --to script` makes of the lessons."""
     folder = tmp_path_factory.mktemp("scripts")
-    command = [sys.executable, "-m", "nbconvert", "--to", "script", "--output-dir", folder, *notebooks()]
+    command = [sys.executable, "-m", "nbconvert", "--to", "script", "--output-dir", folder, *lessons()]
     subprocess.run(command, check=True, capture_output=True)
     return folder
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", lessons(), ids=lambda path: path.stem)
 def test_a_lesson_becomes_a_script(path, scripts):
     """Python, with every code cell."""
     text = (scripts / path.with_suffix(".py").name).read_text(encoding="utf-8")

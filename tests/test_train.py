@@ -457,7 +457,9 @@ def test_an_interrupt_while_loading(folder, tmp_path, monkeypatch, capsys, rank)
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_an_import_is_announced_and_can_be_interrupted(tmp_path, rank):
     """In place of the first slow module one that presses Ctrl-C: what is said is said before."""
-    (tmp_path / "numpy.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit('went on')")
+    (tmp_path / "numpy.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit('went on')", encoding="utf-8"
+    )
     result = subprocess.run(
         [sys.executable, "-m", "helpers.train", "--demo"],
         cwd=tmp_path,
@@ -539,6 +541,7 @@ def test_two_processes_learn_what_one_learns_of_the_whole_batch(folder, tmp_path
         env=ONE_THREAD,
         capture_output=True,
         text=True,
+        timeout=300,
     )
     assert two.returncode == 0, two.stderr
     assert two.stdout.count("pairs to learn") == two.stdout.count("loss curve are in") == 1, "both processes wrote"
@@ -671,7 +674,10 @@ def test_the_readmes_commands(tmp_path, monkeypatch, capsys):
 
         said = textwrap.dedent(output.split("in Python:\n\n")[1])
         result = subprocess.run([sys.executable, "-c", said], env=ONE_THREAD, capture_output=True, text=True)
-        predictions = [json.loads(text) for text in (folder / "predictions.jsonl").read_text("utf-8").splitlines()]
+        predictions = [
+            json.loads(text)
+            for text in (folder / "predictions.jsonl").read_text("utf-8", encoding="utf-8").splitlines()
+        ]
         assert result.stdout == f"{[predictions[0]['prediction']]}\n", result.stderr
 
 
@@ -684,7 +690,7 @@ def test_the_demo_keeps_the_file_that_is_there_and_other_options_override(tmp_pa
     assert "german-demo.jsonl is there already, and is read as it stands\n" in capsys.readouterr().out
     prefix = T5Prefix.from_pretrained("other/prefix")
     assert (prefix.sites, prefix.encoders["cross"].prefix_length) == (("cross",), 2)
-    assert json.loads(Path("other/scores.json").read_text())["training_pairs"] == 22
+    assert json.loads(Path("other/scores.json").read_text(encoding="utf-8"))["training_pairs"] == 22
 
     Path("german-demo.jsonl").rename("mine.jsonl")
     train.main(["--demo", *quick, "--train_file", "mine.jsonl"])
