@@ -161,10 +161,8 @@ class HandOver:
         return mine[0] if mine else None
 
     def __call__(self, stack: PreTrainedModel, args: tuple, kwargs: dict | None = None) -> tuple[tuple, dict] | None:
-        if kwargs is None:  # torch calls so while another thread registers or removes this hook
-            return None
         attachment = self.current()
-        if attachment is None:
+        if attachment is None:  # nor are there kwargs, if torch calls while another thread adds or removes this hook
             if self.entered and not torch.compiler.is_compiling():
                 warnings.warn(
                     "this thread computes without a prefix while another thread or task has one attached. A thread "

@@ -151,7 +151,9 @@ FAULTS = [
     Fault("t5_attention.py", "else _CONTEXT.get()", "else _THREAD.entered", "test_threads.py"),
     Fault("t5_attention.py", "else _CONTEXT.get()", "else self.entered[-1:]", "test_threads.py"),
     Fault("t5_attention.py", " if attachment in self.entered]", "]", "test_threads.py"),
-    Fault("t5_attention.py", "        if kwargs is None:", "        if False:", "test_threads.py"),
+    Fault(
+        "t5_attention.py", "args: tuple, kwargs: dict | None = None)", "args: tuple, kwargs: dict)", "test_threads.py"
+    ),
     Fault(
         "t5_attention.py", "                if not hand_over.entered:", "                if True:", "test_threads.py"
     ),
