@@ -486,7 +486,7 @@ def content_attentions(outputs: ModelOutput, prefix: nn.Module, *, renormalise: 
 
 def row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
     """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
-    own = rows.shape[0]  # not len: an export would take it for a constant
+    own = rows.shape[0]
     if own == 1 or own == batch_size:
         return rows
     if batch_size % own:
