@@ -161,10 +161,8 @@ class HandOver:
         return mine[0] if mine else None
 
     def __call__(self, stack: PreTrainedModel, args: tuple, kwargs: dict | None = None) -> tuple[tuple, dict] | None:
-        if kwargs is None:  # torch calls so while another thread registers or removes this hook
-            return None
         attachment = self.current()
-        if attachment is None:
+        if attachment is None:  # nor are there kwargs, if torch calls while another thread adds or removes this hook
             if self.entered and not torch.compiler.is_compiling():
                 warnings.warn(
                     "this thread computes without a prefix while another thread or task has one attached. A thread "
@@ -488,7 +486,7 @@ def content_attentions(outputs: ModelOutput, prefix: nn.Module, *, renormalise: 
 
 def row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
     """`[rows, ...]` -> `[1 or batch, ...]`: beams and returned sequences lie next to each other."""
-    own = rows.shape[0]  # not len: an export would take it for a constant
+    own = rows.shape[0]
     if own == 1 or own == batch_size:
         return rows
     if batch_size % own:

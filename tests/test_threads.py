@@ -219,6 +219,19 @@ def test_detach_prefix_ends_every_attachment(served):
     served.is_as_before()
 
 
+def test_a_forward_pass_that_meets_the_hook_half_registered(served):
+    """torch registers and removes it in two steps; in between, it calls it as one without keyword arguments."""
+    stacks = (served.model.encoder, served.model.decoder)
+    with served.enter("german"):
+        registered = [dict(stack._forward_pre_hooks_with_kwargs) for stack in stacks]
+        for stack in stacks:
+            stack._forward_pre_hooks_with_kwargs.clear()
+        assert all(map(torch.equal, in_a_thread(lambda: served.compute("bare")), served.wanted["bare"]))
+        for stack, keys in zip(stacks, registered, strict=True):
+            stack._forward_pre_hooks_with_kwargs.update(keys)
+    served.is_as_before()
+
+
 def test_a_copy_that_a_bare_thread_makes_is_bare(served):
     with served.enter("german"):
         twin = in_a_thread(lambda: copy.deepcopy(served.model))
