@@ -18,7 +18,7 @@ from lessons import lessons
 from nbclient import NotebookClient
 
 STORED = Path(__file__).with_name("seconds.json")
-LONG = 2.0  # seconds; of shorter cells nobody needs a warning
+LONG = 0.5  # seconds; of shorter cells nobody needs a warning
 
 
 def seconds_of(path: Path) -> dict:
