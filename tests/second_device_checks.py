@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from disguised_device import NAME, WANTING, register
-from store_notebooks import NOTEBOOKS
+from lessons import NOTEBOOKS
 from torch import nn
 from torch.utils._pytree import tree_leaves
 

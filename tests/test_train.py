@@ -675,8 +675,7 @@ def test_the_readmes_commands(tmp_path, monkeypatch, capsys):
         said = textwrap.dedent(output.split("in Python:\n\n")[1])
         result = subprocess.run([sys.executable, "-c", said], env=ONE_THREAD, capture_output=True, text=True)
         predictions = [
-            json.loads(text)
-            for text in (folder / "predictions.jsonl").read_text("utf-8", encoding="utf-8").splitlines()
+            json.loads(text) for text in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
         ]
         assert result.stdout == f"{[predictions[0]['prediction']]}\n", result.stderr
 
