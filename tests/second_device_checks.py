@@ -349,8 +349,8 @@ PLANTS = [
         "MultiHeadAttention and PrefixEncoder",
         helpers.masks,
         "padding_mask",
-        "visible.new_ones(len(visible), prefix_length)",
-        "torch.ones(len(visible), prefix_length).bool()",
+        "visible.new_ones(visible.shape[0], prefix_length)",
+        "torch.ones(visible.shape[0], prefix_length).bool()",
     ),
     Plant(
         "MultiHeadAttention and PrefixEncoder",
