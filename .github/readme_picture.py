@@ -11,8 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from helpers import T5Prefix, load_base, load_task
-from helpers.figures import heat_map
-from helpers.training import fit
+from helpers.course.figures import heat_map
+from helpers.tuning.training import fit
 
 # JupyterLab shows no picture out of a hidden folder, when the README is previewed there.
 PICTURE = Path(__file__).parents[1] / "notebooks" / "pictures" / "readme_picture.png"

@@ -1,4 +1,4 @@
-"""Shape annotations: jaxtyping where it is installed, plain tensors where it is not.
+"""Annotations of shapes: jaxtyping where it is installed, plain tensors where it is not.
 
 The annotations document shapes; only the tests check them (`tests/conftest.py` switches jaxtyping's import hook on).
 """
@@ -14,4 +14,6 @@ except ModuleNotFoundError:
 
     Bool = Float = Shaped = _Unchecked
 
-__all__ = ["Bool", "Float", "Shaped"]
+Pair = tuple[str, str]  # a source and its target
+
+__all__ = ["Bool", "Float", "Pair", "Shaped"]

@@ -56,14 +56,15 @@ from transformers import (
 from transformers.hf_argparser import HfArg
 from transformers.trainer_callback import ProgressCallback
 
-from helpers.base import BUNDLED_NAMES, load_base
-from helpers.engines import T5WithPrefix
-from helpers.figures import curves, curves_sentence
-from helpers.store import replace_file
-from helpers.t5 import T5Prefix
-from helpers.t5_attention import SITES
-from helpers.tasks import Pair, load_task
-from helpers.training import exact_match, majority_baseline, one_thread_if_small
+from helpers._shapes import Pair
+from helpers.bases.load import BUNDLED_NAMES, load_base
+from helpers.bases.tasks import load_task
+from helpers.course.figures import curves, curves_sentence
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.routing import SITES
+from helpers.tuning.store import replace_file
+from helpers.tuning.training import exact_match, majority_baseline, one_thread_if_small
 
 USAGE = "python -m helpers.train --base NAME --train_file PAIRS.jsonl --output_dir FOLDER [options]"
 DESCRIPTION = """\
@@ -587,7 +588,7 @@ def _use(ours: PrefixArguments, folder: Path, pairs: Sequence[Pair]) -> str:
     source = min((source for source, _ in pairs if source.strip()), key=len, default="")
     lines = f"""\
 from helpers import T5Prefix, load_base
-from helpers.training import generate_texts
+from helpers.tuning.training import generate_texts
 model, tokenizer = load_base({ours.base!r})
 with T5Prefix.from_pretrained({str(folder / "prefix")!r}).attached(model):
     print(generate_texts(model, tokenizer, [{source!r}], max_new_tokens={ours.max_target_length}))"""

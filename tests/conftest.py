@@ -13,30 +13,12 @@ from rounding_noise import enter_if_asked_for
 ROOT = Path(__file__).parents[1]
 
 install_import_hook(
-    [
-        f"helpers.{name}"
-        for name in (
-            "heads",
-            "masks",
-            "attention",
-            "prefix",
-            "sharded",
-            "hub",
-            "store",
-            "t5",
-            "t5_attention",
-            "engines",
-            "peft_prefix",
-            "lean_t5",
-            "losses",
-            "training",
-        )
-    ],
+    ["helpers.heads", "helpers.masks", "helpers.attention", "helpers.prefix", "helpers.tuning"],
     "beartype.beartype",
 )
 settings.register_profile("patient", settings(), deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("patient")
-torch.set_num_threads(1)  # the tensors of the tests are too small to share
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # the tensors of the tests are too small to share
 enter_if_asked_for()
 
 

@@ -22,7 +22,7 @@ from test_t5 import (
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from helpers.t5 import PrefixPerRow
+from helpers.tuning.attach import PrefixPerRow
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 MODELS = {  # name: (family of test_t5, what differs from its sizes)

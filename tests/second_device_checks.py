@@ -26,15 +26,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import helpers
-import helpers.figures
-import helpers.lean_t5
-import helpers.losses
+import helpers.course.figures
 import helpers.masks
-import helpers.peft_prefix
 import helpers.prefix
-import helpers.t5
-import helpers.t5_attention
-import helpers.training
+import helpers.tuning.attach
+import helpers.tuning.lean_t5
+import helpers.tuning.losses
+import helpers.tuning.peft_prefix
+import helpers.tuning.routing
+import helpers.tuning.training
 from helpers import (
     LeanT5,
     MultiHeadAttention,
@@ -49,8 +49,8 @@ from helpers import (
     padding_mask,
     to_peft,
 )
-from helpers.peft_prefix import PeftT5Prefix
-from helpers.training import collate, fit, generate_texts
+from helpers.tuning.peft_prefix import PeftT5Prefix
+from helpers.tuning.training import collate, fit, generate_texts
 
 REFUSED = "[Ee]xpected all tensors to be on the same device|expected to be in the same device"
 PAIRS = load_task("german").train[:12]
@@ -214,7 +214,7 @@ def multi_head(device):
 def figure(device):
     """Figures take tensors from any device, with a gradient or without."""
     tensor = torch.arange(6.0).view(2, 3).requires_grad_().to(device)
-    return helpers.figures._array(tensor).tolist()
+    return helpers.course.figures._array(tensor).tolist()
 
 
 PATHS = {
@@ -279,7 +279,7 @@ class Plant(NamedTuple):
     fault: str
 
 
-ATTENTION, JOIN = helpers.t5_attention, helpers.prefix
+ATTENTION, JOIN = helpers.tuning.routing, helpers.prefix
 PLANTS = [
     Plant(
         "forward and backward",
@@ -292,9 +292,9 @@ PLANTS = [
     Plant("a prefix on the CPU", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.to(content.dtype)"),
     Plant("bfloat16", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.to('cpu', content.dtype)"),
     Plant("gradient checkpointing", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.cpu()"),
-    Plant("generate", helpers.training, "generate_texts", "**batch.to(model.device)", "**batch"),
+    Plant("generate", helpers.tuning.training, "generate_texts", "**batch.to(model.device)", "**batch"),
     Plant("generate, static cache", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.cpu()"),
-    Plant("generate, no cache", helpers.training, "generate_texts", "**batch.to(model.device)", "**batch"),
+    Plant("generate, no cache", helpers.tuning.training, "generate_texts", "**batch.to(model.device)", "**batch"),
     Plant("generate, beams", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.cpu()"),
     Plant(
         "a prefix per row",
@@ -313,8 +313,14 @@ PLANTS = [
     Plant("a prefix per row", PrefixPerRow, "visible", "torch.tensor(lengths, device=device)", "torch.tensor(lengths)"),
     Plant("lean", LeanT5, "__call__", "labels.shape[1], device=labels.device", "labels.shape[1]"),
     Plant("lean", LeanT5, "_site", "torch.zeros_like(mask, dtype", "torch.zeros(mask.shape, dtype"),
-    Plant("lean", helpers.lean_t5.Padding, "pad", "rows.new_zeros(", "torch.zeros("),
-    Plant("lean", helpers.losses._FrozenCrossEntropy, "forward", "torch.ones_like(total)", "torch.ones(total.shape)"),
+    Plant("lean", helpers.tuning.lean_t5.Padding, "pad", "rows.new_zeros(", "torch.zeros("),
+    Plant(
+        "lean",
+        helpers.tuning.losses._FrozenCrossEntropy,
+        "forward",
+        "torch.ones_like(total)",
+        "torch.ones(total.shape)",
+    ),
     Plant(
         "lean, a prefix per row",
         PrefixPerRow,
@@ -322,13 +328,13 @@ PLANTS = [
         "torch.arange(max(lengths), device=device)",
         "torch.arange(max(lengths))",
     ),
-    Plant("fit", helpers.training, "collate", "batch.input_ids.to(device)", "batch.input_ids"),
-    Plant("fit", helpers.training, "collate", "labels.to(device)", "labels"),
-    Plant("fit, lean", helpers.training, "collate", "batch.attention_mask.to(device)", "batch.attention_mask"),
-    Plant("fit, encoder cached", helpers.training, "_encode_all", ".to(model.device)", ""),
-    Plant("fit, encoder cached", helpers.training, "_padded", "rows.new_zeros(", "torch.zeros("),
-    Plant("fit, lean, encoder cached", helpers.training, "_encode_all", ".to(model.device)", ""),
-    Plant("fit, interactive", helpers.training, "fit", "for index in chosen], device)", "for index in chosen])"),
+    Plant("fit", helpers.tuning.training, "collate", "batch.input_ids.to(device)", "batch.input_ids"),
+    Plant("fit", helpers.tuning.training, "collate", "labels.to(device)", "labels"),
+    Plant("fit, lean", helpers.tuning.training, "collate", "batch.attention_mask.to(device)", "batch.attention_mask"),
+    Plant("fit, encoder cached", helpers.tuning.training, "_encode_all", ".to(model.device)", ""),
+    Plant("fit, encoder cached", helpers.tuning.training, "_padded", "rows.new_zeros(", "torch.zeros("),
+    Plant("fit, lean, encoder cached", helpers.tuning.training, "_encode_all", ".to(model.device)", ""),
+    Plant("fit, interactive", helpers.tuning.training, "fit", "for index in chosen], device)", "for index in chosen])"),
     Plant("in one module", PrefixEncoder, "forward", "self.mlp(self.embedding)", "self.mlp(self.embedding.cpu())"),
     Plant(
         "save and load",
@@ -359,7 +365,7 @@ PLANTS = [
         "torch.where(mask, bias, -torch.inf)",
         "torch.where(mask, bias, torch.full(bias.shape, -torch.inf))",
     ),
-    Plant("figures", helpers.figures, "_array", ".detach().cpu()", ".detach()"),
+    Plant("figures", helpers.course.figures, "_array", ".detach().cpu()", ".detach()"),
 ]
 
 
@@ -434,17 +440,19 @@ def lesson(number: int, device: str, monkeypatch) -> dict[str, str]:
         model, tokenizer = load_base(name)
         return model.to(device), tokenizer
 
-    collate = helpers.training.collate
+    collate = helpers.tuning.training.collate
     monkeypatch.setattr(helpers, "load_task", little_of)
     monkeypatch.setattr(helpers, "load_base", base)
-    monkeypatch.setattr(helpers.training, "fit", few_steps)
-    monkeypatch.setattr(helpers.training, "generate_texts", few_tokens)
-    monkeypatch.setattr(helpers.training, "collate", lambda tokenizer, pairs, to=device: collate(tokenizer, pairs, to))
+    monkeypatch.setattr(helpers.tuning.training, "fit", few_steps)
+    monkeypatch.setattr(helpers.tuning.training, "generate_texts", few_tokens)
+    monkeypatch.setattr(
+        helpers.tuning.training, "collate", lambda tokenizer, pairs, to=device: collate(tokenizer, pairs, to)
+    )
     [path] = NOTEBOOKS.glob(f"0{number}_*.ipynb")
     sources = {cell.id[3:]: cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"}
     figures = dict.fromkeys(("heat_map", "curves", "dots"), lambda *args, **options: None)
     for name, nothing in figures.items():
-        monkeypatch.setattr(helpers.figures, name, nothing)
+        monkeypatch.setattr(helpers.course.figures, name, nothing)
     printed, names = {}, {"__name__": "lesson", "DEVICE": device}
     names |= {**figures, "Counter": Counter}  # imported in cells that are left out
     for name in LESSONS[number].split():
@@ -469,7 +477,7 @@ def test_a_lesson_prints_what_it_prints_on_the_cpu(number):
 @needs_notebooks
 @pytest.mark.parametrize("number", LESSONS)
 def test_a_tensor_left_on_the_cpu_is_seen_in_a_lesson(number, monkeypatch):
-    plant(monkeypatch, helpers.training, "collate", "labels.to(device)", "labels")
+    plant(monkeypatch, helpers.tuning.training, "collate", "labels.to(device)", "labels")
     with pytest.raises(RuntimeError, match=REFUSED):
         lesson(number, NAME, monkeypatch)
 

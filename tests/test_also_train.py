@@ -20,9 +20,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from helpers import store
-from helpers.engines import T5WithPrefix
-from helpers.t5 import T5Prefix, detach_prefix
+from helpers.tuning import store
+from helpers.tuning.attach import T5Prefix, detach_prefix
+from helpers.tuning.engines import T5WithPrefix
 
 HEAD = ("classification_head",)
 BATCH = {"input_ids": torch.tensor([[5, 6, 1], [7, 8, 1]]), "labels": torch.tensor([0, 2])}

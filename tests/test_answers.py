@@ -8,7 +8,7 @@ from test_also_train import make_classifier
 from test_engines import make_model, make_prefixed
 from transformers.trainer_utils import validate_quantization_for_training
 
-from helpers.engines import _ANSWERED_BY_THE_MODEL
+from helpers.tuning.engines import _ANSWERED_BY_THE_MODEL
 
 
 def test_numbers_and_bytes_are_those_of_model_and_prefix_together():

@@ -15,13 +15,13 @@ from test_t5 import make_inputs, make_model, make_prefix
 
 import helpers
 from helpers.attention import MultiHeadAttention, scaled_dot_product_attention
-from helpers.base import load_base
+from helpers.bases.load import load_base
+from helpers.bases.tasks import load_task
 from helpers.heads import merge_heads, split_heads
 from helpers.masks import causal_mask, padding_mask
 from helpers.prefix import PrefixEncoder, join_prefix
-from helpers.t5 import PrefixPerRow, T5Prefix, detach_prefix
-from helpers.tasks import load_task
-from helpers.training import collate, exact_match, fit, generate_texts, linear_warmup_decay, majority_baseline
+from helpers.tuning.attach import PrefixPerRow, T5Prefix, detach_prefix
+from helpers.tuning.training import collate, exact_match, fit, generate_texts, linear_warmup_decay, majority_baseline
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

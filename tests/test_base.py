@@ -1,4 +1,4 @@
-"""helpers.base: the bundled models, a folder, and a hub that is not there."""
+"""helpers.bases.load: the bundled models, a folder, and a hub that is not there."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ import torch
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
-from helpers import base
-from helpers.base import load_base
+from helpers.bases import load as base
+from helpers.bases.load import load_base
 
 NOT_CACHED = "attention-to-prefix/no-such-model"
 

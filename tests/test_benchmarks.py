@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COSTS = json.loads((ROOT / "helpers" / "bundled" / "costs.json").read_text(encoding="utf-8"))
+COSTS = json.loads((ROOT / "helpers" / "course" / "costs.json").read_text(encoding="utf-8"))
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## What it costs")[1].split("\n## ")[0]
 VARIANTS = {
     "`T5Prefix`, decoder": "attached, decoder",

@@ -15,7 +15,7 @@ from test_t5 import by_site, difference, make_inputs, make_model, make_prefix, s
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from helpers.t5 import PrefixPerRow, T5Prefix
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.base import load_base
-from helpers.bundled.pretraining import pad_batch, pretrain, save_half, sha256
-from helpers.tasks import load_task
+from helpers.bases.build.pretraining import pad_batch, pretrain, save_half, sha256
+from helpers.bases.load import load_base
+from helpers.bases.tasks import load_task
 
-BUNDLED = Path(__file__).parents[1] / "helpers" / "bundled"
+BUNDLED = Path(__file__).parents[1] / "helpers" / "bases"
 BASES = sorted(path.parent.name for path in BUNDLED.glob("*/model.safetensors"))
 FRENCH_DAYS = ("lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche")
 FRENCH_MONTHS = (
@@ -91,7 +91,7 @@ def test_dates_does_its_pretraining_job_on_unseen_dates(job):
 @pytest.fixture(scope="module")
 def stream():
     """5,000 pairs of the pretraining stream, and the builder."""
-    build_dates = pytest.importorskip("helpers.bundled.build_dates", reason="rebuilding needs babel")
+    build_dates = pytest.importorskip("helpers.bases.build.dates", reason="rebuilding needs babel")
     days = build_dates.split_days()["pretraining"]
     return build_dates, list(islice(build_dates.pretraining_pairs(days), 5000))
 

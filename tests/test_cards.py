@@ -4,7 +4,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from helpers.bundled.measure import BUNDLED, WORDNET_STEPS, chosen_runs, read_scores
+from helpers.bases.build.measure import WORDNET_STEPS
+from helpers.bases.scores import BASES, chosen_runs, read_scores
 
 ALL_SITES = {"method": "prefix", "sites": "encoder+decoder+cross"}
 PEERS = {
@@ -53,7 +54,7 @@ def cell(runs):
 
 def table(base):
     """`{row: {task: cell}}` of the table of scores in a card."""
-    card = (BUNDLED / base / "README.md").read_text(encoding="utf-8").split("## Scores")[1]
+    card = (BASES / base / "README.md").read_text(encoding="utf-8").split("## Scores")[1]
     lines = [line for line in card.splitlines() if line.startswith("|")]
     head, _, *rows = ([part.strip() for part in line.strip("|").split("|")] for line in lines)
     tasks = [name.split(",")[0].strip("`") for name in head[1:]]
@@ -62,7 +63,7 @@ def table(base):
 
 @pytest.mark.parametrize("base", ROWS)
 def test_the_cards_scores_are_the_stored_ones(base):
-    scores, said = read_scores(BUNDLED / base / "scores.csv"), table(base)
+    scores, said = read_scores(BASES / base / "scores.csv"), table(base)
     assert set(said) == set(ROWS[base])
     for label, cells in said.items():
         assert set(cells) == set(STEPS[base])

@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from helpers.lean_t5 import LeanT5
-from helpers.losses import labelled_loss
-from helpers.t5 import T5Prefix
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.lean_t5 import LeanT5
+from helpers.tuning.losses import labelled_loss
 
 BATCH, SOURCE, TARGET = 3, 11, 7
 ENCODER_LAYERS, DECODER_LAYERS, WIDTH, HEADS, INNER, FEED_FORWARD, VOCABULARY = 5, 4, 24, 8, 40, 36, 71

@@ -26,9 +26,9 @@ from transformers import (
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from helpers.engines import T5WithPrefix
-from helpers.t5 import PrefixPerRow, T5Prefix, detach_prefix
-from helpers.training import collate, generate_texts
+from helpers.tuning.attach import PrefixPerRow, T5Prefix, detach_prefix
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.training import collate, generate_texts
 
 # Targets of different lengths: a mean over batches is not a mean over tokens.
 PAIRS = [("a", "b"), ("bb", "c and more"), ("ccc", "d"), ("dddd", "e!"), ("eeeee", "f"), ("f", "g, the longest")] * 2
@@ -456,8 +456,8 @@ RANK = textwrap.dedent(
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
     from transformers import T5Config, T5ForConditionalGeneration
-    from helpers.engines import T5WithPrefix
-    from helpers.t5 import T5Prefix
+    from helpers.tuning.engines import T5WithPrefix
+    from helpers.tuning.attach import T5Prefix
 
     torch.set_num_threads(1)
     folder, rank = sys.argv[1], int(sys.argv[2])

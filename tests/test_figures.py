@@ -20,7 +20,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from helpers import figures
+from helpers.course import figures
 
 WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.45, 0.25, 0.2, 0.1], [0.0, 0.44, 0.16, 0.4]]
 MASK = np.tri(3, 5, 2, dtype=bool)

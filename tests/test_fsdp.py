@@ -12,11 +12,11 @@ from test_engines import SIZES, TOKENIZER, assert_equal, largest_difference, mak
 from torch import distributed
 from transformers import T5ForSequenceClassification
 
-from helpers.engines import T5WithPrefix
-from helpers.store import fingerprint
-from helpers.t5 import T5Prefix
-from helpers.t5_attention import stacks_by_site
-from helpers.training import collate
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.routing import stacks_by_site
+from helpers.tuning.store import fingerprint
+from helpers.tuning.training import collate
 
 RANK = textwrap.dedent(
     """

@@ -34,7 +34,7 @@ TEXT_CELLS = [
     "raise ValueError('heads do not divide the width')",
 ]
 FIGURE_CELLS = [
-    "from helpers.figures import heat_map\nweights = [[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]]",
+    "from helpers.course.figures import heat_map\nweights = [[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]]",
     "heat_map(weights);",
 ]
 
@@ -149,7 +149,7 @@ def wrong_plot(cells):
 
 def upside_down_plot(cells):
     cells[FIGURE].source = (
-        "import helpers.figures as figures\nmatrix = figures._draw_matrix\n"
+        "import helpers.course.figures as figures\nmatrix = figures._draw_matrix\n"
         "figures._draw_matrix = lambda axes, values, *rest: matrix(axes, values[::-1], *rest)\n"
         "figures.heat_map(weights)"
     )
@@ -177,7 +177,7 @@ def changed_caption(cells):
 
 def figure_lost_in_the_run(cells):
     cells[FIGURE].source = (
-        "import IPython.display\nimport helpers.figures as figures\ndisplay = IPython.display.display\n"
+        "import IPython.display\nimport helpers.course.figures as figures\ndisplay = IPython.display.display\n"
         "def without_figure(data, **options):\n    data.pop('image/png', None)\n    display(data, raw=True)\n"
         "IPython.display.display = without_figure\nfigures.heat_map(weights)"
     )

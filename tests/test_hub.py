@@ -14,10 +14,10 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import T5Config, T5ForConditionalGeneration, T5ForSequenceClassification
 
 import helpers
-from helpers import hub
-from helpers.engines import T5WithPrefix
-from helpers.peft_prefix import PeftT5Prefix
-from helpers.t5 import PrefixPerRow, T5Prefix
+from helpers.tuning import hub
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.peft_prefix import PeftT5Prefix
 
 SIZES = {"vocab_size": 60, "d_model": 16, "d_kv": 5, "num_heads": 3, "d_ff": 23, "num_layers": 2}
 SIZES |= {"decoder_start_token_id": 0, "eos_token_id": 1}
@@ -154,7 +154,7 @@ def test_the_cards_lines_load_the_prefix(played, monkeypatch, prefix_class):
     assert "180 learned numbers" in text
     assert "pip install" in text
     seen = []
-    monkeypatch.setattr("helpers.base.load_base", lambda name: seen.append(name) or (make_model(), None))
+    monkeypatch.setattr("helpers.bases.load.load_base", lambda name: seen.append(name) or (make_model(), None))
     names = {}
     exec(code, names)
     assert seen == ["google-t5/t5-small"]

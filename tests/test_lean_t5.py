@@ -14,13 +14,13 @@ from test_t5 import difference, make_inputs, make_model, make_prefix, norms_in_f
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ByT5Tokenizer
 
-from helpers import losses
-from helpers.engines import T5WithPrefix
-from helpers.lean_t5 import LeanT5
-from helpers.losses import frozen_cross_entropy
-from helpers.peft_prefix import PeftT5Prefix
-from helpers.t5 import PrefixPerRow
-from helpers.training import fit
+from helpers.tuning import losses
+from helpers.tuning.attach import PrefixPerRow
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.lean_t5 import LeanT5
+from helpers.tuning.losses import frozen_cross_entropy
+from helpers.tuning.peft_prefix import PeftT5Prefix
+from helpers.tuning.training import fit
 
 FAMILIES = ("t5", "t5 v1.1", "mt5")
 

@@ -8,7 +8,7 @@ from test_t5 import GREEDY, STEPS, difference, make_inputs, make_model, make_pre
 from transformers import T5EncoderModel
 
 from helpers import content_attentions
-from helpers.t5 import PrefixPerRow
+from helpers.tuning.attach import PrefixPerRow
 
 MAPS = {"output_attentions": True}
 GENERATED = {**MAPS, "return_dict_in_generate": True}

@@ -7,21 +7,13 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from helpers.base import load_base
-from helpers.bundled import measure as script
-from helpers.bundled.measure import (
-    BUNDLED,
-    COLUMNS,
-    Entry,
-    Run,
-    chosen_rate,
-    prefix_run,
-    read_scores,
-    run_of,
-)
-from helpers.bundled.pretraining import sha256
-from helpers.t5 import T5Prefix, detach_prefix
-from helpers.tasks import load_task
+from helpers.bases.build import measure as script
+from helpers.bases.build.measure import Entry, chosen_rate, prefix_run
+from helpers.bases.build.pretraining import sha256
+from helpers.bases.load import load_base
+from helpers.bases.scores import BASES, COLUMNS, Run, read_scores, run_of
+from helpers.bases.tasks import load_task
+from helpers.tuning.attach import T5Prefix, detach_prefix
 
 METHODS = [
     Run("german", "frozen"),
@@ -50,7 +42,7 @@ def small_task(monkeypatch):
 def folder(tmp_path):
     """A copy of the dates base, to write results into."""
     for name in ("config.json", "generation_config.json", "model.safetensors"):
-        shutil.copy(BUNDLED / "dates" / name, tmp_path)
+        shutil.copy(BASES / "dates" / name, tmp_path)
     return tmp_path
 
 
@@ -282,7 +274,7 @@ def test_the_smallest_plan_runs_from_the_command_line(small_task, folder, monkey
     assert len(read_scores(folder / "scores.csv")) == 1
 
 
-STORED = sorted(BUNDLED.glob("*/scores.csv"))
+STORED = sorted(BASES.glob("*/scores.csv"))
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.name)

@@ -14,7 +14,7 @@ SENTENCE = "Query 1 attends most to key 0."
 
 def good_notebook() -> rules.Notebook:
     cells = [
-        v4.new_markdown_cell("# One head\n\nUses `helpers.figures.heat_map` and `helpers/figures.py`."),
+        v4.new_markdown_cell("# One head\n\nUses `helpers.course.figures.heat_map` and `helpers/course/figures.py`."),
         v4.new_code_cell("import sys", execution_count=1),
         v4.new_markdown_cell(
             "## Weights\n\nThe word `just` is code here.\n\n```\n# no heading\n```\n\n"
@@ -181,7 +181,7 @@ FAULTS = {
     "empty prose": (set_source(MORE_PROSE, " "), rules.test_prose_before_each_code_cell),
     "code first": (lambda notebook: notebook.cells.pop(TITLE), rules.test_prose_before_each_code_cell),
     "training of unknown length": (
-        set_source(FIGURE, "losses = helpers.training.fit(model, steps=100)"),
+        set_source(FIGURE, "losses = helpers.tuning.training.fit(model, steps=100)"),
         rules.test_training_says_beforehand_how_long_it_takes,
     ),
     "training in a function": (
@@ -231,7 +231,7 @@ FAULTS = {
     "filler in a comment": (append(FIGURE, "\n# clearly the same"), rules.test_prose_is_plain),
     "helper that is not": (append(PROSE, "\nSee `helpers.split_tails(x)`."), rules.test_what_prose_names_exists),
     "name in a module that is not": (
-        append(PROSE, "\nSee `helpers.figures.pie`."),
+        append(PROSE, "\nSee `helpers.course.figures.pie`."),
         rules.test_what_prose_names_exists,
     ),
     "file that is not": (append(PROSE, "\nSee `helpers/tails.py`."), rules.test_what_prose_names_exists),

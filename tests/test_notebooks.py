@@ -4,7 +4,7 @@ That its cells still give the stored outputs is checked by running it, with nbva
 """
 
 import ast
-import importlib
+import importlib.util
 import itertools
 import re
 import runpy
@@ -130,7 +130,9 @@ def test_every_figure_has_its_sentence(notebook):
             assert images == ["image/png"], f"{cell.id}: {images}"
             sentence = data.get("text/plain", "")
             assert re.search(r"\w+ \w+", sentence), f"{cell.id}: a figure without a sentence"
-            assert not sentence.startswith("<"), f"{cell.id}: show the figure with helpers.figures, got {sentence}"
+            assert not sentence.startswith("<"), (
+                f"{cell.id}: show the figure with helpers.course.figures, got {sentence}"
+            )
             alternative = output.metadata.get("image/png", {}).get("alt")
             assert alternative == sentence, f"{cell.id}: the alternative text is not the sentence"
             caption = cell.outputs[number + 1] if number + 1 < len(cell.outputs) else {}
@@ -187,7 +189,7 @@ def test_training_says_beforehand_how_long_it_takes(notebook):
 
 
 def called(node: ast.AST) -> set[str]:
-    """The last part of each name that is called: `fit` of `helpers.training.fit(...)`."""
+    """The last part of each name that is called: `fit` of `helpers.tuning.training.fit(...)`."""
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     return {ast.unparse(each.func).rsplit(".")[-1] for each in calls}
 
@@ -248,7 +250,7 @@ def exists(name: str) -> bool:
     for position, part in enumerate(parts):
         if hasattr(found, part):
             found = getattr(found, part)
-        elif (PROJECT / "helpers" / "/".join(parts[: position + 1])).with_suffix(".py").exists():
+        elif importlib.util.find_spec(f"helpers.{'.'.join(parts[: position + 1])}"):
             found = importlib.import_module(f"helpers.{'.'.join(parts[: position + 1])}")
         else:
             return False

@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from test_t5 import FAMILIES, by_site, difference, make_inputs, make_model, make_prefix
 from transformers import BertConfig, BertModel, T5Config, T5EncoderModel
 
-from helpers.peft_prefix import CONFIG_NAME, PICKLE_NAME, WEIGHTS_NAME, PeftT5Prefix, from_peft, to_peft
-from helpers.t5 import PrefixPerRow, T5Prefix
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
+from helpers.tuning.peft_prefix import CONFIG_NAME, PICKLE_NAME, WEIGHTS_NAME, PeftT5Prefix, from_peft, to_peft
 
 # Name: sizes of the model, what peft needs to be told of it. By itself it takes d_model for the width and the
 # encoder's depth for the decoder's.

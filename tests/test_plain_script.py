@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-from helpers import figures
+from helpers.course import figures
 
 
 def test_a_plain_script_prints_the_sentence():
     code = """
 import sys, torch
-from helpers.figures import curves, heat_map, shape_table
+from helpers.course.figures import curves, heat_map, shape_table
 heat_map([[0.9, 0.1], [0.2, 0.8]])
 curves({"loss": [3.0, 1.0]})
 shape_table([("query", torch.zeros(2, 3), "asks")])
@@ -26,7 +26,7 @@ print("IPython" in sys.modules)
 
 
 def test_ipython_in_a_terminal_prints_the_sentence_once():
-    code = "from helpers.figures import heat_map; heat_map([[0.9, 0.1], [0.2, 0.8]])"
+    code = "from helpers.course.figures import heat_map; heat_map([[0.9, 0.1], [0.2, 0.8]])"
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == [figures.heat_map_sentence([[0.9, 0.1], [0.2, 0.8]])]

@@ -11,7 +11,7 @@ from oracle_table import lacking
 from test_t5 import FAMILIES, GREEDY, STEPS, by_site, difference, make_inputs, make_model, make_prefix, source
 
 from helpers.prefix import join_prefix
-from helpers.t5 import PrefixPerRow, T5Prefix
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
 
 
 def row_of(inputs, row):

@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from helpers import store
-from helpers.engines import T5WithPrefix
 from helpers.prefix import PrefixEncoder
-from helpers.store import CONFIG_NAME
-from helpers.t5 import PrefixPerRow, T5Prefix
+from helpers.tuning import store
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.store import CONFIG_NAME
 
 SIZES = {"vocab_size": 60, "d_model": 16, "d_kv": 5, "num_heads": 3, "d_ff": 23, "num_layers": 2}
 needs_locks = pytest.mark.skipif(store.fcntl is None, reason="this system has no locks for folders")

@@ -41,11 +41,11 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
 import helpers
-from helpers.engines import T5WithPrefix
 from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
-from helpers.store import CONFIG_NAME
-from helpers.t5 import SITES, PrefixPerRow, T5Prefix, detach_prefix
-from helpers.t5_attention import SitePrefix
+from helpers.tuning.attach import SITES, PrefixPerRow, T5Prefix, detach_prefix
+from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.routing import SitePrefix
+from helpers.tuning.store import CONFIG_NAME
 
 # Every size differs from every other: heads * d_kv is 15 and not d_model, the two depths differ.
 SIZES = {
@@ -792,7 +792,7 @@ def test_cross_keys_are_joined_once_for_a_generation_and_freed_with_its_cache(mo
         joined.append(weakref.ref(key))
         return join_prefix(prefix_key, prefix_value, key, value)
 
-    monkeypatch.setattr("helpers.t5_attention.join_prefix", counting)
+    monkeypatch.setattr("helpers.tuning.routing.join_prefix", counting)
     model, inputs = make_model(), make_inputs()
     prefix = make_prefix(model)
     with prefix.attached(model):
@@ -812,7 +812,7 @@ def test_mask_and_bias_are_added_once_for_a_stack(monkeypatch):
         made.append(arguments)
         return with_prefix_columns(*arguments)
 
-    monkeypatch.setattr("helpers.t5_attention.with_prefix_columns", counting)
+    monkeypatch.setattr("helpers.tuning.routing.with_prefix_columns", counting)
     model, inputs = make_model(), make_inputs()
     with make_prefix(model).attached(model):
         model(**inputs)
@@ -1187,7 +1187,7 @@ def test_torch_compile_fullgraph():
     script = """
         import torch, copy
         from transformers import T5Config, T5ForConditionalGeneration
-        from helpers.t5 import T5Prefix
+        from helpers.tuning.attach import T5Prefix
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(T5Config(**{sizes})).eval().requires_grad_(False)
         prefix = T5Prefix.for_model(model, prefix_length=7, mid_dim=11)

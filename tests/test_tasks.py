@@ -1,4 +1,4 @@
-"""helpers.tasks: every task that ships, and the reader's own errors."""
+"""helpers.bases.tasks: every task that ships, and the reader's own errors."""
 
 import gzip
 import re
@@ -8,8 +8,8 @@ from datetime import date
 
 import pytest
 
-from helpers import tasks
-from helpers.tasks import load_task, task_names
+from helpers.bases import tasks
+from helpers.bases.tasks import load_task, task_names
 
 DATES_TASKS = ["german", "italian", "ordinal", "russian", "vietnamese"]
 WEEKDAYS = ("Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag")

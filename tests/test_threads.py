@@ -16,8 +16,8 @@ import pytest
 import torch
 from test_t5 import GREEDY, SIZES, make_inputs, make_model, make_prefix, source
 
-from helpers.t5 import PrefixPerRow, detach_prefix
-from helpers.t5_attention import attached_prefix
+from helpers.tuning.attach import PrefixPerRow, detach_prefix
+from helpers.tuning.routing import attached_prefix
 
 pytestmark = pytest.mark.filterwarnings("ignore:this thread computes without a prefix")
 
@@ -267,7 +267,7 @@ def test_a_compiled_model_tells_threads_apart():
         import torch, threading
         from concurrent.futures import ThreadPoolExecutor
         from transformers import T5Config, T5ForConditionalGeneration
-        from helpers.t5 import T5Prefix
+        from helpers.tuning.attach import T5Prefix
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(T5Config(**{sizes})).eval().requires_grad_(False)
         prefixes = [T5Prefix.for_model(model, prefix_length=n, init_std=1.0).requires_grad_(False) for n in (3, 5)]

@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
 from helpers import train
-from helpers.base import load_base
-from helpers.t5 import T5Prefix
-from helpers.tasks import load_task
-from helpers.training import generate_texts
+from helpers.bases.load import load_base
+from helpers.bases.tasks import load_task
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.training import generate_texts
 
 PAIRS = [(f"{number}", "abc"[number % 3] * (1 + number % 5)) for number in range(24)]
 COMMAND = {"max_steps": 8, "per_device_train_batch_size": 4, "prefix_length": 3, "max_target_length": 6}

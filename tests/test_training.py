@@ -14,10 +14,10 @@ from test_t5 import FAMILIES, make_inputs, make_model, make_prefix
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
-from helpers import training
-from helpers.base import BUNDLED_NAMES, load_base
-from helpers.t5 import T5Prefix
-from helpers.training import (
+from helpers.bases.load import BUNDLED_NAMES, load_base
+from helpers.tuning import training
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.training import (
     _has_bfloat16_instructions,
     collate,
     exact_match,
@@ -478,7 +478,7 @@ def test_fit_in_two_python_threads_at_once(tokenizer, model, three_threads):
     ids=["bfloat16 without instructions", "bfloat16 with instructions", "float32 without instructions"],
 )
 def test_fit_warns_once_of_bfloat16_that_the_processor_lacks(model, tokenizer, monkeypatch, dtype, has, warned):
-    monkeypatch.setattr("helpers.training._has_bfloat16_instructions", lambda: has)
+    monkeypatch.setattr("helpers.tuning.training._has_bfloat16_instructions", lambda: has)
     model.to(dtype)
     prefix = T5Prefix.for_model(model, prefix_length=2)
     with prefix.attached(model), warnings.catch_warnings(record=True) as caught:

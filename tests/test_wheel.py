@@ -26,11 +26,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from helpers import load_base, load_task
-from helpers.training import generate_texts
+from helpers.tuning.training import generate_texts
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-LICENCES = ["LICENSE", "helpers/bundled/dates/LICENSE-UNICODE", "helpers/bundled/wordnet/LICENSE-WORDNET"]
+LICENCES = ["LICENSE", "helpers/bases/dates/LICENSE-UNICODE", "helpers/bases/wordnet/LICENSE-WORDNET"]
 OPTIONAL = {"IPython", "PIL", "accelerate", "matplotlib"}  # what a module of helpers may lack: the extras' business
 
 USE = """
@@ -51,7 +51,7 @@ for name in ("MultiHeadAttention", "PrefixEncoder", "causal_mask", "join_prefix"
 heavy = sorted({"transformers", "matplotlib", "peft", "IPython"} & {name for name, m in sys.modules.items() if m})
 
 from helpers import T5Prefix, load_base, load_task, task_names
-from helpers.training import generate_texts
+from helpers.tuning.training import generate_texts
 
 texts = {}
 for base, task in (("dates", "german"), ("wordnet", "card")):
@@ -62,9 +62,9 @@ for base, task in (("dates", "german"), ("wordnet", "card")):
         generate_texts(model, tokenizer, sources)
 
 missing = {}
-for module in pkgutil.iter_modules(helpers.__path__):
+for module in pkgutil.walk_packages(helpers.__path__, "helpers."):
     try:
-        import_module("helpers." + module.name)
+        import_module(module.name)
     except ModuleNotFoundError as error:
         missing[module.name] = error.name
 public = [name for name in helpers.__all__ if getattr(helpers, name) is not None]

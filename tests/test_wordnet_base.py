@@ -14,11 +14,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.base import load_base
-from helpers.bundled import build_wordnet
-from helpers.bundled.measure import unseen_corpus
-from helpers.bundled.pretraining import sha256
-from helpers.bundled.wordnet_data import (
+from helpers.bases.build import wordnet as build_wordnet
+from helpers.bases.build.measure import unseen_corpus
+from helpers.bases.build.pretraining import sha256
+from helpers.bases.build.wordnet_data import (
     CARD_FIELDS,
     as_record,
     biography,
@@ -27,8 +26,8 @@ from helpers.bundled.wordnet_data import (
     read_wordnet,
     split_synsets,
 )
-from helpers.bundled.wordnet_smoke import write_smoke_wordnet
-from helpers.bundled.wordnet_stream import (
+from helpers.bases.build.wordnet_smoke import write_smoke_wordnet
+from helpers.bases.build.wordnet_stream import (
     JOBS,
     RECORD_JOBS,
     batches,
@@ -38,10 +37,11 @@ from helpers.bundled.wordnet_stream import (
     record_pair,
     text_pair,
 )
-from helpers.tasks import load_task
-from helpers.training import exact_match, generate_texts
+from helpers.bases.load import load_base
+from helpers.bases.tasks import load_task
+from helpers.tuning.training import exact_match, generate_texts
 
-FOLDER = Path(build_wordnet.__file__).parent / "wordnet"
+FOLDER = Path(build_wordnet.__file__).parents[1] / "wordnet"
 TASKS = ("bio", "card", "category")
 OWL = (
     "01500000 05 n 02 grey_owl 0 hooter 1 003 @ 01400000 n 0000 ;u 07000000 n 0000 ! 00000001 a 0101 "
@@ -325,7 +325,7 @@ def test_the_licence_is_whole_and_every_task_names_it():
 
 def test_smoke_rebuild_writes_the_same_bytes_whatever_the_hash_seed(tmp_path):
     for seed in ("1", "2"):
-        command = [sys.executable, "-m", "helpers.bundled.build_wordnet", "--smoke", "--out", str(tmp_path / seed)]
+        command = [sys.executable, "-m", "helpers.bases.build.wordnet", "--smoke", "--out", str(tmp_path / seed)]
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONHASHSEED": seed})
     files = sorted(path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*") if path.is_file())
     assert len(files) == 10

@@ -1,6 +1,6 @@
 """The benchmarks: `python tests/benchmarks/run.py [attention] [step] [length] [shape] [generate] [start]`; none = all.
 
-Prints a table for each, and stores them in `helpers/bundled/costs.json`, which lesson 8 draws, with a picture for the
+Prints a table for each, and stores them in `helpers/course/costs.json`, which lesson 8 draws, with a picture for the
 README. `--quick` runs few rounds and stores nothing. Random weights of t5-small's shape, and the bundled base. peft
 takes part where it is installed (it is in the extra `lab`). About twenty minutes on one free core.
 
@@ -31,12 +31,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from helpers import LeanT5, MultiHeadAttention, T5Prefix, load_base, load_task, scaled_dot_product_attention
-from helpers.figures import curves
-from helpers.losses import labelled_loss
-from helpers.training import collate
+from helpers.course.figures import curves
+from helpers.tuning.losses import labelled_loss
+from helpers.tuning.training import collate
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "helpers" / "bundled" / "costs.json"
+RESULTS = ROOT / "helpers" / "course" / "costs.json"
 PICTURE = ROOT / "notebooks" / "pictures" / "cost_by_prefix_length.png"
 SITES = {"decoder": ("decoder",), "three sites": ("encoder", "decoder", "cross")}
 LENGTHS = (1, 20, 50, 100, 200, 512)

@@ -16,7 +16,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from torch import nn
 
-from helpers.sharded import is_sharded
+from helpers.tuning.sharded import is_sharded
 
 PAPER = "https://aclanthology.org/2021.acl-long.353/"
 PATTERNS = ("prefix_config.json", "prefix-*.safetensors", "modules-*.safetensors")

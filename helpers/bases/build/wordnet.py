@@ -1,4 +1,4 @@
-"""Rebuild the WordNet base: `python -m helpers.bundled.build_wordnet --wordnet FOLDER --out FOLDER [--smoke]`.
+"""Rebuild the WordNet base: `python -m helpers.bases.build.wordnet --wordnet FOLDER --out FOLDER [--smoke]`.
 
 WordNet 3.0 comes with Debian's package wordnet-base, in /usr/share/wordnet. From it: a unigram tokenizer, a
 T5 of 1.9 million parameters pretrained on the training synsets, and the tasks category, card and bio. All of
@@ -22,8 +22,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from helpers.bundled.pretraining import pretrain, save_half, sha256
-from helpers.bundled.wordnet_data import (
+from helpers.bases.build.pretraining import pretrain, save_half, sha256
+from helpers.bases.build.wordnet_data import (
     SPLITS,
     Synset,
     biography_rows,
@@ -32,8 +32,8 @@ from helpers.bundled.wordnet_data import (
     read_wordnet,
     split_synsets,
 )
-from helpers.bundled.wordnet_smoke import write_smoke_wordnet
-from helpers.bundled.wordnet_stream import SENTINELS, Corpus, batches, make_corpus
+from helpers.bases.build.wordnet_smoke import write_smoke_wordnet
+from helpers.bases.build.wordnet_stream import SENTINELS, Corpus, batches, make_corpus
 
 DESCRIPTIONS = {
     "category": "A WordNet definition to the sort of thing it defines, one of 16: animal, artifact, person ...",

@@ -1,4 +1,4 @@
-"""Rebuild the dates base and its tasks: `python -m helpers.bundled.build_dates --out FOLDER [--smoke]`.
+"""Rebuild the dates base and its tasks: `python -m helpers.bases.build.dates --out FOLDER [--smoke]`.
 
 The base is a byte-level T5 that writes dates in 29 languages. The languages it is later tuned on, and English
 ordinals ("March 14th"), never occur in its pretraining. Everything is seeded: on one machine, with the same
@@ -21,7 +21,7 @@ import torch
 from babel.dates import format_date
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
-from helpers.bundled.pretraining import pad_batch, pretrain, save_half, sha256
+from helpers.bases.build.pretraining import pad_batch, pretrain, save_half, sha256
 
 # fmt: off
 LOCALES = (

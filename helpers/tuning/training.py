@@ -15,10 +15,10 @@ from transformers import MT5ForConditionalGeneration, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from helpers._checks import check_share, check_texts
-from helpers.lean_t5 import LeanT5
-from helpers.losses import labelled_loss
-from helpers.t5_attention import attached_prefix, has_dropout_on
-from helpers.tasks import Pair
+from helpers._shapes import Pair
+from helpers.tuning.lean_t5 import LeanT5
+from helpers.tuning.losses import labelled_loss
+from helpers.tuning.routing import attached_prefix, has_dropout_on
 
 SMALL = 10_000_000
 """Fewer numbers make a model small: on a CPU, it computes with one thread.

@@ -1,4 +1,4 @@
-"""Every score that the cards and lesson 8 give: `python -m helpers.bundled.measure --plan dates` (or `wordnet`).
+"""Every score that the cards and lesson 8 give: `python -m helpers.bases.build.measure --plan dates` (or `wordnet`).
 
 One run is a task, a method with its options, and a seed. It trains on the task's training pairs, generates greedily
 for the held-out ones, and appends one row to `scores.csv` in the base's folder. Rows that are there already are
@@ -29,119 +29,26 @@ import torch
 from torch import nn
 from transformers import ByT5Tokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from helpers.base import load_base
-from helpers.bundled.pretraining import sha256
+from helpers.bases.load import load_base
+from helpers.bases.build.pretraining import sha256
+from helpers.bases.scores import BASES, RUN_TYPES, RESULTS, COLUMNS, Run, append_score, chosen_runs, read_scores, run_of
 from helpers.heads import split_heads
 from helpers.prefix import PrefixEncoder
-from helpers.t5 import T5Prefix
-from helpers.t5_attention import SITES, stacks_by_site
-from helpers.tasks import Pair, load_task
-from helpers.training import collate, exact_match, fit, generate_texts, majority_baseline
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.routing import SITES, stacks_by_site
+from helpers._shapes import Pair
+from helpers.bases.tasks import load_task
+from helpers.tuning.training import collate, exact_match, fit, generate_texts, majority_baseline
 
-BUNDLED = Path(__file__).parent
 ALL_SITES = "+".join(SITES)
 INIT_STD = {"small": None, "normal": 1.0, "mlp": None}  # None: the default, small noise, or what an MLP makes
 BLEU_TASKS = ("card", "bio")  # whole texts; elsewhere a target is one word or one date
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run; None where an option has no meaning for the method.
-
-    method: "frozen" (nothing trained), "majority" (always the commonest training target), "prefix", "prompt" (peft's
-    prompt tuning), "lora" (peft's, on q and v), "full" fine-tuning, "scratch" (full, from random weights).
-    prefix_length: slots of a prefix at each site, or soft tokens of a prompt. sites: joined with "+".
-    init: "small" N(0, 0.02²), "normal" N(0, 1), "activations" (keys and values of training pairs), "mlp", or peft's.
-    train_pairs: how many, drawn by the seed; None = all.
-    """
-
-    task: str
-    method: str
-    prefix_length: int | None = None
-    sites: str | None = None
-    mid_dim: int | None = None
-    init: str | None = None
-    rank: int | None = None
-    learning_rate: float | None = None
-    steps: int | None = None
-    train_pairs: int | None = None
-    seed: int | None = None
-
-
-# What a row holds besides its run. base: the first digits of the SHA-256 of the weights; parameters: trained numbers;
-# exact: 0 to 1; bleu: 0 to 100; cpu_seconds: of training alone, one thread.
-RESULTS = {
-    "base": str,
-    "parameters": int,
-    "validation_loss": float,
-    "validation_exact": float,
-    "validation_bleu": float,
-    "test_exact": float,
-    "test_bleu": float,
-    "cpu_seconds": float,
-}
-RUN_TYPES = {field.name: (get_args(field.type) or (field.type,))[0] for field in fields(Run)}
-COLUMNS = RUN_TYPES | RESULTS
 
 
 def prefix_run(task: str, length: int, steps: int, **options) -> Run:
     """A prefix at all sites from small noise, seed 0, unless the options say otherwise."""
     defaults = {"sites": ALL_SITES, "init": "small", "seed": 0}
     return Run(task, "prefix", prefix_length=length, steps=steps, **defaults | options)
-
-
-# --- stored rows -------------------------------------------------------------------------------------------------
-
-
-def read_scores(path: str | Path) -> list[dict]:
-    """The rows of a scores.csv: numbers as numbers, None where a cell is empty.
-
-    Raises ValueError if the file has other columns.
-    """
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(COLUMNS):
-            raise ValueError(f"{path} has the columns {reader.fieldnames}, not {list(COLUMNS)}")
-        return [{name: COLUMNS[name](cell) if cell else None for name, cell in row.items()} for row in reader]
-
-
-def append_score(path: Path, row: dict) -> None:
-    """Add one row, and the header if the file is new."""
-    is_new = not path.exists()
-    with open(path, "a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
-def run_of(row: dict) -> Run:
-    return Run(**{name: row[name] for name in RUN_TYPES})
-
-
-def chosen_runs(rows: Sequence[dict], **wanted) -> list[dict]:
-    """The rows with these settings, one a seed, at the rate that is best on validation.
-
-    Best is the highest mean exact match over the seeds, and among equals the lowest mean loss. The test scores are not
-    looked at.
-
-    Raises ValueError if there is no such row, or if the rates did not run with the same seeds, once each.
-    """
-    by_rate = defaultdict(list)
-    for row in rows:
-        if all(row[name] == value for name, value in wanted.items()):
-            by_rate[row["learning_rate"]].append(row)
-    seeds = {rate: [row["seed"] for row in runs] for rate, runs in by_rate.items()}
-    if not seeds:
-        raise ValueError(f"no run has {wanted}")
-    if any(len(set(each)) < len(each) for each in seeds.values()) or len(set(map(frozenset, seeds.values()))) > 1:
-        raise ValueError(f"{wanted}: the rates need the same seeds, once each, to be compared, and have {seeds}")
-
-    def merit(runs):
-        return mean(row["validation_exact"] for row in runs), -mean(row["validation_loss"] for row in runs)
-
-    # The majority has no loss, and no choice either.
-    return max(by_rate.values(), key=merit) if len(by_rate) > 1 else next(iter(by_rate.values()))
 
 
 # --- one run -----------------------------------------------------------------------------------------------------
@@ -272,7 +179,7 @@ def measure(run: Run, folder: Path | None = None) -> tuple[dict, T5Prefix | None
     """
     task = load_task(run.task)
     row = dict.fromkeys(COLUMNS) | asdict(run)
-    row["base"] = sha256((folder or BUNDLED / task.base) / "model.safetensors")[:12]
+    row["base"] = sha256((folder or BASES / task.base) / "model.safetensors")[:12]
     splits = {"validation": task.validation, "test": task.test}
     if run.method == "majority":
         for split, pairs in splits.items():
@@ -443,7 +350,7 @@ PLANS = {"dates": dates_plan, "wordnet": wordnet_plan}
 
 def run_plan(base: str, folder: Path | None, plan: Sequence[Entry] | None = None) -> None:
     """Run what has no row for these weights yet, and store each row at once."""
-    path = (folder or BUNDLED / base) / "scores.csv"
+    path = (folder or BASES / base) / "scores.csv"
     weights = sha256(path.parent / "model.safetensors")[:12]
     rows = [row for row in (read_scores(path) if path.exists() else ()) if row["base"] == weights]
     for run in runs_to_do(rows, PLANS[base]() if plan is None else plan):
@@ -458,7 +365,7 @@ def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry]) -> N
 
     Raises ValueError if it does not score what its row says.
     """
-    home = folder or BUNDLED / base
+    home = folder or BASES / base
     weights = sha256(home / "model.safetensors")[:12]
     rows = [row for row in read_scores(home / "scores.csv") if row["base"] == weights]
     for entry in entries:
@@ -476,7 +383,7 @@ def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry]) -> N
 
 def unseen_corpus():
     """Words of held-out definitions as values: what the base copies from here, it has not learnt by heart."""
-    from helpers.bundled.wordnet_stream import QUALITY_FIELDS, Corpus
+    from helpers.bases.build.wordnet_stream import QUALITY_FIELDS, Corpus
 
     sources = [source for source, _ in load_task("category").test]
     vocabulary = sorted({word for text in sources for word in text.split() if word.isalpha() and len(word) > 3})
@@ -486,7 +393,7 @@ def unseen_corpus():
 
 def wordnet_jobs(count: int = 256) -> dict[str, list[Pair]]:
     """`count` records of held-out words for each record job."""
-    from helpers.bundled.wordnet_stream import RECORD_JOBS, record_pair
+    from helpers.bases.build.wordnet_stream import RECORD_JOBS, record_pair
 
     corpus, rng = unseen_corpus(), random.Random(7)
     return {job: [record_pair(corpus, rng, job) for _ in range(count)] for job in RECORD_JOBS}
@@ -494,7 +401,7 @@ def wordnet_jobs(count: int = 256) -> dict[str, list[Pair]]:
 
 def dates_jobs(count: int = 1000) -> dict[str, list[Pair]]:
     """`count` pairs on days that pretraining never saw, by job (needs babel)."""
-    from helpers.bundled.build_dates import pretraining_pair, split_days
+    from helpers.bases.build.dates import pretraining_pair, split_days
 
     rng, days, jobs = random.Random(1), split_days()["test"], defaultdict(list)
     for _ in range(count):

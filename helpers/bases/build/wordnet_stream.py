@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
-from helpers.bundled.pretraining import pad_batch
-from helpers.bundled.wordnet_data import CARD_FIELDS, Pair, Synset, as_record
+from helpers.bases.build.pretraining import pad_batch
+from helpers.bases.build.wordnet_data import CARD_FIELDS, Pair, Synset, as_record
 
 JOBS = {"span": 0.22, "kind": 0.3, "repair": 0.17, "record": 0.26, "define": 0.05}
 RECORD_JOBS = {"get": 0.12, "values": 0.15, "swap": 0.08, "text": 0.3, "table": 0.35}

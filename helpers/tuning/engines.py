@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from helpers._checks import warn_caller
-from helpers.hub import upload
-from helpers.sharded import gather_for, spread_again
-from helpers.store import check_names, check_serialization, read, write
-from helpers.t5 import PrefixPerRow, T5Prefix
-from helpers.t5_attention import stacks_by_site
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
+from helpers.tuning.hub import upload
+from helpers.tuning.routing import stacks_by_site
+from helpers.tuning.sharded import gather_for, spread_again
+from helpers.tuning.store import check_names, check_serialization, read, write
 
 # What a T5WithPrefix lets the model inside answer: by who asks for it.
 _ANSWERED_BY_THE_MODEL = frozenset(

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_BUNDLED = Path(__file__).parent / "bundled"
-_SPLITS = ("train", "validation", "test")
+from helpers._shapes import Pair
 
-Pair = tuple[str, str]  # source, target
+_BUNDLED = Path(__file__).parent
+_SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

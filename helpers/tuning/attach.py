@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from helpers._checks import warn_caller
 from helpers._shapes import Bool, Float
 from helpers.prefix import PrefixEncoder
-from helpers.sharded import is_sharded
-from helpers.store import Stored, fingerprint, hub_name, same_weights
-from helpers.t5_attention import SITES, Detach, attach_for_all, attached_here, stacks_by_site
-from helpers.t5_attention import detach_prefix as detach_prefix
+from helpers.tuning.routing import SITES, Detach, attach_for_all, attached_here, stacks_by_site
+from helpers.tuning.routing import detach_prefix as detach_prefix
+from helpers.tuning.sharded import is_sharded
+from helpers.tuning.store import Stored, fingerprint, hub_name, same_weights
 
 
 class _Attachable(nn.Module, ABC):

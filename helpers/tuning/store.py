@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from helpers._checks import warn_caller
-from helpers.hub import is_repo_id, lines_that_load, local_folder, upload
 from helpers.prefix import PrefixEncoder
-from helpers.sharded import class_of, is_sharded, whole
+from helpers.tuning.hub import is_repo_id, lines_that_load, local_folder, upload
+from helpers.tuning.sharded import class_of, is_sharded, whole
 
 try:
     import fcntl

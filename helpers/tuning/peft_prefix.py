@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 
 from helpers._shapes import Float
 from helpers.prefix import PrefixEncoder
-from helpers.store import replace_file
-from helpers.t5 import T5Prefix
+from helpers.tuning.attach import T5Prefix
+from helpers.tuning.store import replace_file
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-_BUNDLED = Path(__file__).parent / "bundled"
+_BUNDLED = Path(__file__).parent
 BUNDLED_NAMES = ("wordnet", "dates")
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import MT5ForConditionalGeneration, PreTrainedModel, T5ForConditionalGeneration
 
 from helpers._shapes import Bool, Float
-from helpers.losses import frozen_cross_entropy
 from helpers.masks import causal_mask, padding_mask
 from helpers.prefix import join_prefix, with_prefix_columns
-from helpers.t5 import PrefixPerRow, T5Prefix
-from helpers.t5_attention import has_dropout_on, row_for_each_example
+from helpers.tuning.attach import PrefixPerRow, T5Prefix
+from helpers.tuning.losses import frozen_cross_entropy
+from helpers.tuning.routing import has_dropout_on, row_for_each_example
 
 
 class LeanT5:

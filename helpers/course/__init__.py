@@ -1,0 +1,1 @@
+"""What only the lessons need: their figures, their exercises, the stored costs."""

@@ -1,0 +1,184 @@
+"""Checks of the lessons' exercises. Each prints one sentence; for a wrong answer, one that names the mistake."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NOT_DONE, WRONG, CORRECT = "not done yet", "not right yet", "correct"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.state[0].upper()}{self.state[1:]}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that learners give, and the sentence that names it: a text, or made from a toy's arguments."""
+
+    answer: Callable
+    sentence: str | Callable[..., str]
+
+
+class UnreadableError(Exception):
+    """What `read` raises, with a whole sentence, if an answer's result is not of the form that it compares."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Compares an answer with the right one on toys, and recognises mistakes by computing them too.
+
+    Args:
+        right: the right answer, called with the arguments of a toy.
+        toys: given a generator, the arguments for each comparison; sizes all different, so that no swap of axes
+            goes unseen, and float64.
+        mistakes: what learners get wrong. One is recognised if it agrees with the answer on every toy.
+        read: what is compared: made from the answer's result and the toy's arguments. None compares the result, a
+            tensor, a number or a tuple of them.
+        compared: what a sentence calls that which is compared.
+        examples: what a sentence calls the toys.
+    """
+
+    right: Callable
+    toys: Callable[[torch.Generator], Sequence[tuple]]
+    mistakes: Sequence[Mistake] = ()
+    read: Callable[..., Any] | None = None
+    compared: str = "Your output"
+    examples: str = "examples of different sizes"
+
+    def __call__(self, answer: Callable) -> None:
+        print(self.judge(answer))
+
+    def judge(self, answer: Callable) -> Verdict:
+        toys = list(self.toys(torch.Generator().manual_seed(0)))
+        outcomes = [self._outcome(answer, toy) for toy in toys]
+        # torch raises NotImplementedError too, with a message: that one is an error of the answer.
+        if any((outcome.error, outcome.message) == ("NotImplementedError", "") for outcome in outcomes):
+            return Verdict(NOT_DONE, f"fill in {_name(answer)} and run this cell again.")
+        if any(outcome.result is None and outcome.error is None for outcome in outcomes):
+            return Verdict(NOT_DONE, f"{_name(answer)} returned None. Is a return missing?")
+        differences = [
+            (_difference(outcome, self._outcome(self.right, toy), self.compared), toy)
+            for outcome, toy in zip(outcomes, toys, strict=True)
+        ]
+        differences = [(difference, toy) for difference, toy in differences if difference]
+        if not differences:
+            return Verdict(CORRECT, f"{_name(answer)} gives the right result on {len(toys)} {self.examples}.")
+        difference, toy = differences[0]
+        for mistake in self.mistakes:
+            wrong = [self._outcome(mistake.answer, toy) for toy in toys]
+            if not any(map(_difference, outcomes, wrong)):
+                sentence = mistake.sentence if isinstance(mistake.sentence, str) else mistake.sentence(*toy)
+                return Verdict(WRONG, sentence)
+        return Verdict(WRONG, f"{difference} The arguments were {_described(toy, answer)}.")
+
+    def _outcome(self, answer: Callable, toy: tuple) -> "_Outcome":
+        # Each call gets its own copies: an answer may write into its arguments.
+        given = [argument.clone() if isinstance(argument, Tensor) else argument for argument in toy]
+        try:
+            result = answer(*given)
+            if result is not None and self.read is not None:
+                result = self.read(result, *toy)
+        except UnreadableError as error:
+            return _Outcome(error="UnreadableError", message=str(error))
+        except Exception as error:  # whatever the reader's code raises is what the sentence says
+            return _Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
+        return _Outcome(result)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a call gave: a result, or an error."""
+
+    result: Any = None
+    error: str | None = None
+    message: str = ""
+
+
+def _difference(got: _Outcome, wanted: _Outcome, compared: str = "") -> str:
+    """One sentence, or an empty string if there is no difference."""
+    if got.error is not None:
+        if (got.error, got.message) == (wanted.error, wanted.message):
+            return ""
+        if got.error == "UnreadableError":
+            return got.message
+        return f"Your code raised {got.error}: {got.message.rstrip('.')}."
+    if wanted.error is not None:
+        return f"Expected {wanted.error}: {wanted.message.rstrip('.')}."
+    return _result_difference(got.result, wanted.result, compared)
+
+
+def _result_difference(got, wanted, name: str) -> str:
+    if isinstance(wanted, tuple):
+        if _is_stacked(got, wanted):
+            got = got.unbind()
+        if not isinstance(got, tuple | list) or len(got) != len(wanted):
+            given = f"{len(got)}" if isinstance(got, tuple | list) else f"one {type(got).__name__}"
+            return f"{name} should be {len(wanted)} results, and is {given}."
+        parts = [_result_difference(*pair, f"{name} {i}") for i, pair in enumerate(zip(got, wanted, strict=True))]
+        return next(filter(None, parts), "")
+    if not isinstance(wanted, Tensor):
+        equal = type(got) is type(wanted) and (got == wanted)
+        return "" if equal else f"{name} is {got!r}, expected {wanted!r}."
+    if not isinstance(got, Tensor):
+        return f"{name} is a {type(got).__name__}, expected a tensor of shape {list(wanted.shape)}."
+    if got.shape != wanted.shape:
+        return f"{name} has shape {list(got.shape)}, expected {list(wanted.shape)}."
+    if (got.dtype == torch.bool) != (wanted.dtype == torch.bool):
+        return f"{name} has dtype {got.dtype}, expected {wanted.dtype}."
+    got, wanted = got.detach().double(), wanted.detach().double()
+    # Also right: an answer that went through float32.
+    differs = ~torch.isclose(got, wanted, rtol=1e-4, atol=1e-5)
+    if not differs.any():
+        return ""
+    if torch.allclose(got.flatten().sort().values, wanted.flatten().sort().values, rtol=1e-4, atol=1e-5):
+        return f"{name} holds the right numbers, {int(differs.sum())} of {differs.numel()} in the wrong places."
+    place = differs.nonzero()[0].tolist()
+    return (
+        f"{name} has the right shape {list(wanted.shape)}, but {int(differs.sum())} of {differs.numel()} entries "
+        f"are wrong: entry {place} is {got[tuple(place)]:.3f}, expected {wanted[tuple(place)]:.3f}."
+    )
+
+
+def _is_stacked(got, wanted: tuple) -> bool:
+    """Whether `got` is one tensor that holds the results along its first axis: a pair, say, as `[2, ...]`."""
+    return (
+        isinstance(got, Tensor)
+        and got.ndim > 0
+        and len(got) == len(wanted)
+        and all(isinstance(one, Tensor) and one.ndim == got.ndim - 1 for one in wanted)
+    )
+
+
+def _name(answer: Callable) -> str:
+    return getattr(answer, "__name__", "your answer")
+
+
+def _described(toy: tuple, answer: Callable) -> str:
+    """The arguments, each with the name that the answer gives it."""
+    try:
+        parameters = inspect.signature(answer).parameters.values()
+    except ValueError:  # a function written in C has no signature
+        parameters = ()
+    names = [f"{each.name} " for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(names) != len(toy):
+        names = [""] * len(toy)
+    return ", ".join(name + _description(argument) for name, argument in zip(names, toy, strict=True))
+
+
+def _description(argument: Any) -> str:
+    if isinstance(argument, Tensor):
+        return str(list(argument.shape))
+    return argument.__name__ if callable(argument) else repr(argument)
+
+
+def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""A model and its prefix: attach, train, save, load, generate."""
