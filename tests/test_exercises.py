@@ -10,14 +10,14 @@ import torch
 from einops import rearrange
 from lessons import lessons
 
-from helpers.course.exercises.checking import CORRECT, NOT_DONE, WRONG, Exercise, Mistake
+from helpers.course.exercises.checking import CORRECT, NOT_DONE, WRONG, Exercise, Mistake, Prediction
 
 LESSONS = [f"lesson_{number}" for number in range(1, len(lessons()) + 1)]
 CHECKS = {
     name: check
     for lesson in LESSONS
     for name, check in vars(import_module(f"helpers.course.exercises.{lesson}")).items()
-    if isinstance(check, Exercise)
+    if isinstance(check, Exercise | Prediction)
 }
 WRONG_ANSWERS = {
     name: wrong for lesson in LESSONS for name, wrong in import_module(f"wrong_answers.{lesson}").WRONG_ANSWERS.items()
@@ -34,7 +34,7 @@ def stubs_and_solutions() -> list:
         cells = nbformat.read(path, as_version=4).cells
         imports = "\n".join(_imports(cell.source) for cell in cells if cell.cell_type == "code")
         for number, cell in enumerate(cells):
-            check = re.search(r"^(check_\w+)\(", cell.source, flags=re.MULTILINE)
+            check = re.search(r"^(?:\w+ = )?(check_\w+)(?:\.or_ours)?\(", cell.source, flags=re.MULTILINE)
             if cell.cell_type == "code" and check:
                 solution = re.search(
                     r"<summary>Solution</summary>.*?```python\n(.*?)```.*?</details>",
@@ -68,7 +68,7 @@ def test_the_stub_is_not_done_yet(check, stub, solution, imports, capsys):
 
 @of_the_notebooks
 def test_the_folded_solution_is_right(check, stub, solution, imports, capsys):
-    call = re.search(rf"^{check}\(.*\)$", stub, flags=re.MULTILINE)[0]
+    call = re.search(rf"^(?:\w+ = )?{check}(?:\.or_ours)?\(.*\)$", stub, flags=re.MULTILINE)[0]
     exec(f"{imports}\n{solution}\n{call}", {})
     assert capsys.readouterr().out.startswith("Correct: ")
 
@@ -88,7 +88,10 @@ def test_a_wrong_answer_is_named(check, answer, message):
     assert re.search(message, verdict.sentence), verdict.sentence
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+FUNCTIONS = {name: check for name, check in CHECKS.items() if isinstance(check, Exercise)}
+
+
+@pytest.mark.parametrize("check", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_each_known_mistake_is_wrong_and_told_apart_from_the_others(check):
     toys = list(check.toys(torch.Generator().manual_seed(0)))
     for mistake in check.mistakes:
@@ -100,7 +103,7 @@ def test_each_known_mistake_is_wrong_and_told_apart_from_the_others(check):
             assert verdict.sentence in [mistake.sentence(*toy) for toy in toys]
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize("check", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_no_answer_is_not_done_yet(check):
     def stub(*arguments):
         raise NotImplementedError
@@ -217,3 +220,37 @@ def test_a_verdict_is_printed_as_one_line_and_draws_no_random_number(capsys):
     CHECKS["check_one_query"](lambda query, keys, values: query)
     assert torch.equal(torch.get_rng_state(), before)
     assert capsys.readouterr().out.startswith("Not right yet: Your output has shape [9], expected [3].")
+
+
+PREDICTION = Prediction(
+    [1, 8, 64], because="One value for each token.", mistakes=[([1, 64, 8], "The axes are swapped.")]
+)
+
+
+@pytest.mark.parametrize(
+    ("expected", "sentence"),
+    [
+        (..., "Not done yet: put what you expect in the place of the three dots, and run this cell again."),
+        ([1, ..., ...], "Not done yet: put what you expect in the place of the three dots, and run this cell again."),
+        ([1, 8, 64], "Correct: One value for each token."),
+        ((1, 8, 64), "Correct: One value for each token."),
+        (torch.Size([1, 8, 64]), "Correct: One value for each token."),
+        ([1, 64, 8], "Not right yet: The axes are swapped."),
+        ([2, 8, 64], "Not right yet: [2, 8, 64] is not what comes out."),
+        (None, "Not right yet: None is not what comes out."),
+    ],
+)
+def test_a_prediction_is_compared(expected, sentence, capsys):
+    PREDICTION(expected)
+    assert capsys.readouterr().out == sentence + "\n"
+
+
+def test_or_ours_gives_the_answer_if_it_is_right_else_the_right_one(capsys):
+    doubling = exercise(lambda x: 2 * x, ROW)
+    yours, wrong = (lambda x: x + x), (lambda x: 3 * x)
+    assert doubling.or_ours(yours) is yours
+    assert "goes on with yours" in capsys.readouterr().out
+    assert doubling.or_ours(wrong) is doubling.right
+    printed = capsys.readouterr().out
+    assert printed.startswith("Not right yet")
+    assert "goes on with ours" in printed

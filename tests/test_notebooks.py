@@ -4,7 +4,7 @@ That its cells still give the stored outputs is checked by running it, with nbva
 """
 
 import ast
-import importlib.util
+import importlib
 import itertools
 import re
 import runpy
@@ -250,8 +250,9 @@ def exists(name: str) -> bool:
     for position, part in enumerate(parts):
         if hasattr(found, part):
             found = getattr(found, part)
-        elif importlib.util.find_spec(f"helpers.{'.'.join(parts[: position + 1])}"):
+            continue
+        try:
             found = importlib.import_module(f"helpers.{'.'.join(parts[: position + 1])}")
-        else:
+        except ModuleNotFoundError:
             return False
     return True

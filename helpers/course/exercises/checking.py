@@ -57,6 +57,15 @@ class Exercise:
     def __call__(self, answer: Callable) -> None:
         print(self.judge(answer))
 
+    def or_ours(self, answer: Callable) -> Callable:
+        """As a call, and gives the answer back if it is right, else the right one: the lesson goes on with either."""
+        verdict = self.judge(answer)
+        if verdict.state == CORRECT:
+            print(f"{verdict} The lesson goes on with yours.")
+            return answer
+        print(f"{verdict} Until then the lesson goes on with ours.")
+        return self.right
+
     def judge(self, answer: Callable) -> Verdict:
         toys = list(self.toys(torch.Generator().manual_seed(0)))
         outcomes = [self._outcome(answer, toy) for toy in toys]
@@ -92,6 +101,35 @@ class Exercise:
         except Exception as error:  # whatever the reader's code raises is what the sentence says
             return _Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
         return _Outcome(result)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Compares what a reader expects, a number or a list of them, with what comes out.
+
+    Args:
+        right: what comes out.
+        because: why, in a whole sentence: said with a right prediction.
+        mistakes: (a wrong prediction, the sentence that says what is wrong in it).
+    """
+
+    right: Any
+    because: str
+    mistakes: Sequence[tuple[Any, str]] = ()
+
+    def __call__(self, expected: Any) -> None:
+        print(self.judge(expected))
+
+    def judge(self, expected: Any) -> Verdict:
+        if expected is ... or (isinstance(expected, list | tuple) and ... in expected):
+            return Verdict(NOT_DONE, "put what you expect in the place of the three dots, and run this cell again.")
+        expected = list(expected) if isinstance(expected, tuple | torch.Size) else expected
+        if expected == self.right:
+            return Verdict(CORRECT, self.because)
+        for wrong, sentence in self.mistakes:
+            if expected == wrong:
+                return Verdict(WRONG, sentence)
+        return Verdict(WRONG, f"{expected} is not what comes out.")
 
 
 @dataclass(frozen=True)
