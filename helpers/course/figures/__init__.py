@@ -7,6 +7,7 @@ the sentence alone. In a plain script, where there is no notebook to show a figu
 
 from helpers.course.figures.canvas import show
 from helpers.course.figures.charts import bars, bars_sentence, curves, curves_sentence, dots, dots_sentence
+from helpers.course.figures.layer import attention_layer, attention_layer_sentence
 from helpers.course.figures.matrices import (
     heat_map,
     heat_map_sentence,
@@ -19,6 +20,8 @@ from helpers.course.figures.memory import blocks, blocks_sentence
 from helpers.course.figures.tables import shape_table
 
 __all__ = [
+    "attention_layer",
+    "attention_layer_sentence",
     "bars",
     "bars_sentence",
     "blocks",

@@ -15,11 +15,15 @@ from PIL import Image
 
 DPI = 110
 WIDTH = 6.4  # inches: what a notebook column shows without scaling
-# Okabe and Ito's colours in the order of use; their yellow is left out, because it is lost on white.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+# A page may be white or almost black: a soft grey is calm on both. It is opaque, so that letters never meet a page's
+# own colour.
+BACKGROUND = "#E2DED5"
+# Okabe and Ito's hues in the order of use, without their yellow, darkened until each has a contrast of 3 to the
+# background, and some further, so that neighbours differ in lightness too.
+COLOURS = ["#00508A", "#CA5500", "#008A64", "#AE5A96", "#6E5200", "#3583B9", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
-PREFIX_COLOUR = "#D55E00"
-PREFIX_INK = "#B85100"  # the same hue for letters on white, darker: a contrast of 5 instead of 3.9
+PREFIX_COLOUR = COLOURS[1]
+PREFIX_INK = "#9A4100"  # the same hue for letters, darker: a contrast of 4.9 instead of 3.2
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are alike on every system
     "font.size": 9,
@@ -29,6 +33,9 @@ STYLE = {
     "ytick.labelsize": 8,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "axes.facecolor": BACKGROUND,
+    "figure.facecolor": BACKGROUND,
+    "grid.color": "#8A877F",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "lines.linewidth": 2.2,
@@ -39,13 +46,16 @@ KEY_GAP = 0.15  # inches between the entries of a colour key
 LARGEST_WITH_NUMBERS = 12
 
 
-def show(figure: Figure, sentence: str) -> None:
-    """Display a figure with its sentence as alternative text and as a caption, and close it.
+def show(figure: Figure, sentence: str, caption: str | None = None) -> None:
+    """Display a figure with its sentence as alternative text, and under it the caption, and close it.
+
+    Without a caption, the sentence is written there. A caption says what to notice, where the sentence says all.
 
     The caption is an output of its own: JupyterLab does not render an image's alternative text, and text can
     be selected, enlarged and read in a dark theme. Without a notebook's kernel, the sentence is printed instead.
     """
-    if not sentence.strip():
+    caption = sentence if caption is None else caption
+    if not sentence.strip() or not caption.strip():
         raise ValueError("a figure needs a sentence that says what it shows; got an empty one")
     if not has_kernel():
         plt.close(figure)
@@ -56,7 +66,7 @@ def show(figure: Figure, sentence: str) -> None:
     png = base64.b64encode(png_bytes(figure)).decode()
     plt.close(figure)
     display({"image/png": png, "text/plain": sentence}, metadata={"image/png": {"alt": sentence}}, raw=True)
-    markdown = re.sub(r"([\\`*_{}\[\]<>#|$~&])", r"\\\1", sentence)
+    markdown = re.sub(r"([\\`*_{}\[\]<>#|$~&])", r"\\\1", caption)
     display({"text/markdown": f"*Figure.* {markdown}", "text/plain": sentence}, raw=True)
 
 
@@ -69,7 +79,7 @@ def has_kernel() -> bool:
 def png_bytes(figure: Figure) -> bytes:
     """Opaque, of 256 colours, and without the version note that would make two installations differ."""
     drawn, buffer = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI, facecolor="white", transparent=False)
+    figure.savefig(drawn, format="png", dpi=DPI, facecolor=BACKGROUND, transparent=False)
     # A palette halves the size of the numbers' soft edges.
     palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     palette.save(buffer, format="png", optimize=True, dpi=(DPI, DPI))

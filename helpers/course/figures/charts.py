@@ -163,7 +163,14 @@ def dots(
             mean, beside = values.mean(), np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else [0]
             axes.plot([mean, mean], [row - 0.35, row + 0.35], color="black", linewidth=1.5)
             axes.plot(
-                values, row + np.asarray(beside), linestyle="", marker="o", markersize=5, color=COLOURS[0], alpha=0.7
+                values,
+                row + np.asarray(beside),
+                linestyle="",
+                marker="o",
+                markersize=5,
+                color=COLOURS[0],
+                markeredgecolor=BACKGROUND,
+                markeredgewidth=0.6,
             )
             axes.annotate(
                 number_text(mean, digits),

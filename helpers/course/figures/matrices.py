@@ -259,7 +259,7 @@ def matrix_product_sentence(
 
 def _draw_matrix(axes, values: np.ndarray, prefix_length: int, limits: tuple[float, float], numbers: bool):
     diverging = limits[0] < 0
-    colours = matplotlib.colormaps["PuOr" if diverging else "cividis"].with_extremes(bad="#d9d9d9")
+    colours = matplotlib.colormaps["PuOr" if diverging else "cividis"].with_extremes(bad="#B5B1A8")
     floats = values.astype(float)
     shown = np.ma.masked_invalid(floats)
     image = axes.imshow(shown, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="nearest")

@@ -52,7 +52,7 @@ def blocks(
             for (block, row, column), text in np.ndenumerate(_stack(grid)):
                 colour = colour_of[colour_by(text)]
                 top = block * (grid.shape[-2] + gap) + row
-                axes.add_patch(Rectangle((column, top), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
+                axes.add_patch(Rectangle((column, top), 1, 1, facecolor=colour, edgecolor=BACKGROUND, linewidth=1.5))
                 ink = ink_on(matplotlib.colors.to_rgb(colour))
                 axes.text(column + 0.5, top + 0.5, text, ha="center", va="center", fontsize=8, color=ink)
             axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], title=name)
