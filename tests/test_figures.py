@@ -609,13 +609,16 @@ def test_query_path_draws_bars_as_long_as_the_numbers(shown, monkeypatch):
 
 
 def test_memory_cells_sentence_tells_a_right_split_from_a_wrong_one():
-    assert figures.memory_cells_sentence(STEPS) == (
-        "Memory cells, 24 in a row, coloured by token: x is [1, 4, 6] with strides (24, 6, 1); each token reads its "
-        "own cells. x.view(1, 4, 2, 3) is [1, 4, 2, 3] with strides (24, 6, 3, 1); each token reads its own cells of every "
-        "head. then .transpose(1, 2) is [1, 2, 4, 3] with strides (24, 3, 6, 1); each head reads its own cells of "
-        "every token. wrong: x.view(1, 2, 4, 3) is [1, 2, 4, 3] with strides (24, 12, 3, 1); head 0 reads tokens 0 and 1 and "
-        "head 1 reads tokens 2 and 3."
-    )
+    readings = [
+        "x is [1, 4, 6] with strides (24, 6, 1); each token reads its own cells",
+        "x.view(1, 4, 2, 3) is [1, 4, 2, 3] with strides (24, 6, 3, 1); each token reads its own cells of every head",
+        "then .transpose(1, 2) is [1, 2, 4, 3] with strides (24, 3, 6, 1); "
+        "each head reads its own cells of every token",
+        "wrong: x.view(1, 2, 4, 3) is [1, 2, 4, 3] with strides (24, 12, 3, 1); "
+        "head 0 reads tokens 0 and 1 and head 1 reads tokens 2 and 3",
+    ]
+    expected = f"Memory cells, 24 in a row, coloured by token: {'. '.join(readings)}."
+    assert figures.memory_cells_sentence(STEPS) == expected
     merged = {"x": (CELLS, "b s f"), "y": (SPLIT.transpose(1, 2).reshape(1, 4, 6), "b s f")}
     assert figures.memory_cells_sentence(merged).endswith(
         "in memory of its own; token 0 reads tokens 0 and 1, token 1 reads tokens 2 and 3, token 2 reads tokens 0 and "
