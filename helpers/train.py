@@ -437,8 +437,7 @@ def _use(ours: PrefixArguments, folder: Path, pairs: Sequence[Pair]) -> str:
     """Python that loads the prefix and generates for the shortest source, so that the lines stay short."""
     source = min((source for source, _ in pairs if source.strip()), key=len, default="")
     lines = f"""\
-from helpers import T5Prefix, load_base
-from helpers.tuning.training import generate_texts
+from helpers import T5Prefix, generate_texts, load_base
 model, tokenizer = load_base({ours.base!r})
 with T5Prefix.from_pretrained({str(folder / "prefix")!r}).attached(model):
     print(generate_texts(model, tokenizer, [{source!r}], max_new_tokens={ours.max_target_length}))"""
