@@ -21,6 +21,7 @@ ROOMS = {
 MODULES = {
     ".".join(path.relative_to(HELPERS.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in HELPERS.rglob("*.py")
+    if path.parent.name != ".ipynb_checkpoints"  # JupyterLab's
 }
 LONGEST = 500
 
