@@ -464,8 +464,8 @@ FAULTS = [
         "tuning/training.py", 'if platform.machine().lower() in ("x86_64", "amd64"):', "if False:", "test_training.py"
     ),
     # figures in a plain script
-    Fault("course/figures.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_plain_script.py"),
-    Fault("course/figures.py", "ipython is not None and hasattr", "hasattr", "test_plain_script.py"),
+    Fault("course/figures/canvas.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_plain_script.py"),
+    Fault("course/figures/canvas.py", "ipython is not None and hasattr", "hasattr", "test_plain_script.py"),
     # tensors on the model's device
     Fault("masks.py", "dtype=torch.bool, device=device", "dtype=torch.bool", "second_device_checks.py"),
     Fault(

@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import helpers
-import helpers.course.figures
+import helpers.course.figures.words
 import helpers.masks
 import helpers.prefix
 import helpers.tuning.attach
@@ -214,7 +214,7 @@ def multi_head(device):
 def figure(device):
     """Figures take tensors from any device, with a gradient or without."""
     tensor = torch.arange(6.0).view(2, 3).requires_grad_().to(device)
-    return helpers.course.figures._array(tensor).tolist()
+    return helpers.course.figures.words.to_array(tensor).tolist()
 
 
 PATHS = {
@@ -365,7 +365,7 @@ PLANTS = [
         "torch.where(mask, bias, -torch.inf)",
         "torch.where(mask, bias, torch.full(bias.shape, -torch.inf))",
     ),
-    Plant("figures", helpers.course.figures, "_array", ".detach().cpu()", ".detach()"),
+    Plant("figures", helpers.course.figures.words, "to_array", ".detach().cpu()", ".detach()"),
 ]
 
 

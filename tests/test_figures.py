@@ -21,6 +21,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from helpers.course import figures
+from helpers.course.figures import canvas, memory, tables
 
 WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.45, 0.25, 0.2, 0.1], [0.0, 0.44, 0.16, 0.4]]
 MASK = np.tri(3, 5, 2, dtype=bool)
@@ -77,7 +78,8 @@ def shown(monkeypatch) -> list[tuple[dict, dict]]:
         outputs.append((data, metadata or {}))
 
     monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setattr(figures, "_has_kernel", lambda: True)
+    for module in (canvas, tables):
+        monkeypatch.setattr(module, "has_kernel", lambda: True)
     return outputs
 
 
@@ -169,7 +171,7 @@ def luminance(rgb) -> float:
 
 def test_the_colour_key_is_inside(monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "show", lambda figure, sentence: drawn.append(figure))
+    monkeypatch.setattr(memory, "show", lambda figure, sentence: drawn.append(figure))
     EXAMPLES["narrow blocks"]()
     patches = [patch.get_window_extent() for patch in drawn[0].artists]
     assert len(patches) == 3
@@ -194,7 +196,7 @@ def test_helpers_alone_does_not_load_matplotlib():
 def test_the_prefix_is_outlined(shown):
     figures.heat_map(WEIGHTS)
     figures.heat_map(WEIGHTS, prefix_length=2)
-    orange = [int(figures.PREFIX_COLOUR[i : i + 2], 16) for i in (1, 3, 5)]
+    orange = [int(canvas.PREFIX_COLOUR[i : i + 2], 16) for i in (1, 3, 5)]
     counts = [
         (np.abs(np.asarray(picture_of(shown[first:]).convert("RGB"), int) - orange).max(axis=-1) < 12).sum()
         for first in (0, 2)
@@ -209,7 +211,7 @@ def test_the_prefix_is_outlined(shown):
 @every_example
 def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
     draw()
-    monkeypatch.setitem(figures.STYLE, "text.hinting", "none")
+    monkeypatch.setitem(canvas.STYLE, "text.hinting", "none")
     draw()
     assert shown[0][0]["image/png"] != shown[2][0]["image/png"]
     difference = HARNESS["figure_difference"](shown[0][0]["image/png"], shown[2][0]["image/png"])

@@ -149,9 +149,9 @@ def wrong_plot(cells):
 
 def upside_down_plot(cells):
     cells[FIGURE].source = (
-        "import helpers.course.figures as figures\nmatrix = figures._draw_matrix\n"
-        "figures._draw_matrix = lambda axes, values, *rest: matrix(axes, values[::-1], *rest)\n"
-        "figures.heat_map(weights)"
+        "from helpers.course.figures import matrices\nmatrix = matrices._draw_matrix\n"
+        "matrices._draw_matrix = lambda axes, values, *rest: matrix(axes, values[::-1], *rest)\n"
+        "heat_map(weights)"
     )
 
 

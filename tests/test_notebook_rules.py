@@ -14,7 +14,7 @@ SENTENCE = "Query 1 attends most to key 0."
 
 def good_notebook() -> rules.Notebook:
     cells = [
-        v4.new_markdown_cell("# One head\n\nUses `helpers.course.figures.heat_map` and `helpers/course/figures.py`."),
+        v4.new_markdown_cell("# One head\n\nUses `helpers.course.figures.heat_map` and `helpers/course/guests.py`."),
         v4.new_code_cell("import sys", execution_count=1),
         v4.new_markdown_cell(
             "## Weights\n\nThe word `just` is code here.\n\n```\n# no heading\n```\n\n"
