@@ -65,3 +65,14 @@ def print_table(tables: Tables, table: int = 0) -> None:
     for guest, seats in enumerate(tables.wanted[table].tolist()):
         wishes = " and of ".join(names[wished] for wished in seats)
         print(f"seat {guest}: {names[guest]:4} has brought {gifts[guest]} and wants the gift of {wishes}")
+
+
+def reading_matrices() -> tuple[Tensor, Tensor, Tensor]:
+    """w_q and w_k `[32, 10]` and w_v `[32, 4]`, which read a guest's wish, its name and its gift out of the sum.
+
+    What they read is one-hot: a 1 in the place of that name in NAMES, or of that gift in GIFTS. Right for guests with
+    one wish each: the 24 vectors that their sums are made of are linearly independent, so such matrices exist.
+    """
+    vectors = torch.cat([_OF_WISH[0], _OF_NAME, _OF_GIFT])  # [24, 32]
+    w_q, w_k, w_v = torch.linalg.pinv(vectors.double()).float().split([len(NAMES), len(NAMES), len(GIFTS)], dim=1)
+    return w_q, w_k, w_v

@@ -1,19 +1,54 @@
 """Checks of lesson 1's exercises."""
 
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from helpers.course.exercises.checking import Exercise, Mistake, UnreadableError, random_tensor
+from helpers.course.exercises.checking import Exercise, Mistake, Prediction, random_tensor
+
+check_alone = Prediction(
+    right=[1.0, 0.25],
+    because="a guest's own vector holds its name, its wish and its gift; of the others' gifts it holds nothing, so one "
+    "blind guess in four is right.",
+    mistakes=[
+        (
+            [0.25, 0.25],
+            "a guest that wants its own gift needs nobody else: name, wish and gift are all in its own vector.",
+        ),
+        ([1.0, 0.0], "a guess among four gifts is right one time in four, even if it is blind."),
+        ([0.25, 1.0], "the shares have changed places: guests that want their own gift come first."),
+        ([1.0, 1 / 7], "the network names a gift, not a seat, and there are four gifts to choose from."),
+        ([1.0, 1.0], "Cleo's vector does not say what Dora has brought, so the network can only guess."),
+    ],
+)
+
+_NAMES_WANTED = ["Dora", "Emil", "Ada", "Ivo", "Cleo", "Jana", "Gus"]
+
+check_right_map = Prediction(
+    right=[1, 2, 5, 3, 0, 6, 4],
+    because="each guest should attend to the one whose gift it wants. No model was needed to say so.",
+    mistakes=[
+        (
+            [4, 0, 1, 3, 6, 2, 5],
+            "these are the guests by whom each one is wanted. It is the query that asks: whom for?",
+        ),
+        (list(range(7)), "each guest would attend to itself and get its own gift, which only Ivo wants."),
+        (_NAMES_WANTED, "the right guests; now write down the seat of each, as the map's columns are seats."),
+        ([3, 4, 0, 8, 2, 9, 6], "these are places in NAMES; the map's columns are the seats at this table, 0 to 6."),
+    ],
+)
 
 
-def _softmax_mix(scores: Tensor, values: Tensor) -> Tensor:
+# One query
+
+
+def _mix(scores: Tensor, values: Tensor) -> Tensor:
     return scores.softmax(dim=-1) @ values
 
 
 check_one_query = Exercise(
-    right=lambda query, keys, values: _softmax_mix(keys @ query / len(query) ** 0.5, values),
+    right=lambda query, keys, values: _mix(keys @ query, values),
     toys=lambda draw: [
         (
             random_tensor(draw, head_dim),
@@ -24,153 +59,238 @@ check_one_query = Exercise(
     ],
     mistakes=[
         Mistake(
-            lambda query, keys, values: _softmax_mix(keys @ query, values),
-            "the scores were not divided by the square root of head_dim.",
-        ),
-        Mistake(
-            lambda query, keys, values: _softmax_mix(keys @ query / len(query), values),
-            "the scores were divided by head_dim, not by its square root.",
-        ),
-        Mistake(
-            lambda query, keys, values: _softmax_mix(keys @ query / len(keys) ** 0.5, values),
-            lambda query, keys, values: (
-                f"the scores were divided by the square root of the number of keys, {len(keys)}; the square root "
-                f"of head_dim, {len(query)}, belongs there."
-            ),
-        ),
-        Mistake(
-            lambda query, keys, values: keys @ query / len(query) ** 0.5 @ values,
+            lambda query, keys, values: keys @ query @ values,
             "the values were weighted with the scores themselves: the softmax is missing.",
         ),
         Mistake(
-            lambda query, keys, values: (keys @ query / len(query) ** 0.5).softmax(dim=0),
+            lambda query, keys, values: (keys @ query).softmax(dim=0),
             "you returned the weights; the output is the values, mixed with these weights.",
+        ),
+        Mistake(
+            lambda query, keys, values: keys @ query,
+            "you returned the scores; the softmax and the mixing of the values are still to come.",
+        ),
+        Mistake(
+            lambda query, keys, values: (keys @ query).exp() @ values,
+            "the exponentials were not divided by their sum, so the weights do not add up to 1.",
+        ),
+        Mistake(
+            lambda query, keys, values: keys @ query / (keys @ query).sum() @ values,
+            "the scores were divided by their sum; the softmax takes the exponential of each first.",
+        ),
+        Mistake(
+            lambda query, keys, values: _mix((keys * query).mean(dim=-1), values),
+            "a dot product adds up the products; you took their mean.",
+        ),
+        Mistake(
+            lambda query, keys, values: (keys * query).softmax(dim=-1).sum(dim=-1) @ values,
+            "the softmax ran over the entries of each product. Add them up first: one score for each key.",
+        ),
+        Mistake(
+            lambda query, keys, values: _mix(keys @ query / len(query) ** 0.5, values),
+            "the scores were divided by the square root of head_dim. Models do that, and so will we, later in this "
+            "lesson; here the plain dot product is wanted.",
+        ),
+        Mistake(
+            lambda query, keys, values: _mix(keys @ query, keys),
+            "you mixed the keys; they only decide the weights. It is the values that are handed over.",
+        ),
+        Mistake(
+            lambda query, keys, values: values[(keys @ query).argmax()],
+            "you took the value of the best key alone; every value counts, with its weight.",
+        ),
+        Mistake(
+            lambda query, keys, values: values.mean(dim=0),
+            "every value counts the same, whatever the query asks for: weight them with the softmax of the scores.",
         ),
     ],
 )
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, number: float) -> tuple[Tensor, Tensor]:
-    """Output and weights, the scores divided by the square root of `number`."""
-    weights = (query @ key.mT / number**0.5).softmax(dim=-1)
+# All queries
+
+
+def _attend(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = scores.softmax(dim=-1)
     return weights @ value, weights
 
 
-def _softmax_over_queries(hidden: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, dim=-2) -> tuple[Tensor, Tensor]:
-    weights = ((hidden @ w_q) @ (hidden @ w_k).mT / w_q.shape[-1] ** 0.5).softmax(dim=dim)
-    return weights @ (hidden @ w_v), weights
+def _softmax_along(dim: int, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = scores.softmax(dim=dim)
+    return weights @ value, weights
 
 
-check_self_attention = Exercise(
-    right=lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1]),
-    toys=lambda draw: [
+def _of_projections(attention: Callable) -> Callable:
+    """An answer of the form that the exercises ask for, from a function of query, key and value."""
+    return lambda x, w_q, w_k, w_v: attention(x @ w_q, x @ w_k, x @ w_v)
+
+
+def _toys(draw: torch.Generator) -> list[tuple]:
+    return [
         (
             random_tensor(draw, batch, seq, model_dim),
             *(random_tensor(draw, model_dim, size) for size in (head_dim, head_dim, value_dim)),
         )
         for batch, seq, model_dim, head_dim, value_dim in [(2, 5, 7, 3, 4), (3, 4, 6, 9, 6)]
-    ],
-    mistakes=[
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, 1),
-            "the scores were not divided by the square root of head_dim.",
-        ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1] ** 2),
-            "the scores were divided by head_dim, not by its square root.",
-        ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, x.shape[-1]),
-            lambda x, w_q, w_k, w_v: (
-                f"the scores were divided by the square root of model_dim, {x.shape[-1]}; the square root of head_dim, "
-                f"{w_q.shape[-1]}, belongs there."
-            ),
-        ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, x.shape[1]),
-            lambda x, w_q, w_k, w_v: (
-                f"the scores were divided by the square root of the number of tokens, {x.shape[1]}; the square root of "
-                f"head_dim, {w_q.shape[-1]}, belongs there."
-            ),
-        ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_v.shape[-1]),
-            lambda x, w_q, w_k, w_v: (
-                f"the scores were divided by the square root of value_dim, {w_v.shape[-1]}; the square root of "
-                f"head_dim, {w_q.shape[-1]}, belongs there."
-            ),
-        ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_k, x @ w_q, x @ w_v, w_q.shape[-1]),
+    ]
+
+
+def _slips(root: Callable[[Tensor], float]) -> list[Mistake]:
+    """What goes wrong whether scores are divided or not; `root` is what they are divided by, made from the query."""
+
+    def slip(attention: Callable, sentence: str) -> Mistake:
+        return Mistake(_of_projections(attention), sentence)
+
+    return [
+        slip(
+            lambda q, k, v: _attend(k @ q.mT / root(q), v),
             "queries and keys have changed places: rows of the weights must be queries, so query @ key.mT.",
         ),
-        Mistake(
-            _softmax_over_queries,
+        slip(
+            lambda q, k, v: _softmax_along(-2, q @ k.mT / root(q), v),
             "the softmax ran over the queries: the columns of the weights sum to 1, and the rows should.",
         ),
-        Mistake(
-            partial(_softmax_over_queries, dim=0),
-            "the softmax ran over the sentences of the batch, dim=0: it has to run over the keys, dim=-1.",
+        slip(
+            lambda q, k, v: _softmax_along(0, q @ k.mT / root(q), v),
+            "the softmax ran over the tables of the batch, dim=0: it has to run over the keys, dim=-1.",
         ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: (
-                _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1])[0],
-                (x @ w_q) @ (x @ w_k).mT / w_q.shape[-1] ** 0.5,
-            ),
+        slip(
+            lambda q, k, v: (q @ k.mT / root(q) @ v, q @ k.mT / root(q)),
+            "the softmax is missing: the values were weighted with the scores themselves.",
+        ),
+        slip(
+            lambda q, k, v: (_attend(q @ k.mT / root(q), v)[0], q @ k.mT / root(q)),
             "the output is right, but you returned the scores beside it; return the weights, after the softmax.",
         ),
+        slip(
+            lambda q, k, v: _attend(q @ q.mT / root(q), v),
+            "the queries were held against the queries: the second factor is key.mT.",
+        ),
+        slip(
+            lambda q, k, v: _attend(k @ k.mT / root(k), v),
+            "the keys were held against the keys: the first factor is query.",
+        ),
+        slip(
+            lambda q, k, v: (_attend(q @ k.mT / root(q), v)[1].mT @ v, _attend(q @ k.mT / root(q), v)[1]),
+            "the weights are right, but were transposed before they met the values: weights @ value.",
+        ),
+        slip(
+            lambda q, k, v: _attend(q @ k.permute(2, 1, 0) / root(q), v),  # what key.T is, for now: it warns
+            "key.T turns all three axes round, the batch too. Write key.mT, which swaps the last two.",
+        ),
         Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x, w_q.shape[-1]),
+            lambda x, w_q, w_k, w_v: _attend((x @ w_q) @ (x @ w_k).mT / root(x @ w_q), x),
             "the weights were applied to the hidden states: project them with w_v to values first.",
         ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1])[0],
+        slip(
+            lambda q, k, v: _attend(q @ k.mT / root(q), v)[0],
             "you returned the output alone; return the output and the weights.",
         ),
-        Mistake(
-            lambda x, w_q, w_k, w_v: _attention(x @ w_q, x @ w_k, x @ w_v, w_q.shape[-1])[::-1],
+        slip(
+            lambda q, k, v: _attend(q @ k.mT / root(q), v)[::-1],
             "output and weights have changed places: return the output first.",
+        ),
+    ]
+
+
+def _one(query: Tensor) -> float:
+    return 1.0
+
+
+def _root(query: Tensor) -> float:
+    return query.shape[-1] ** 0.5
+
+
+check_attend = Exercise(
+    right=_of_projections(lambda q, k, v: _attend(q @ k.mT, v)),
+    toys=_toys,
+    mistakes=[
+        *_slips(_one),
+        Mistake(
+            _of_projections(lambda q, k, v: _attend(q @ k.mT / _root(q), v)),
+            "the scores were divided by the square root of head_dim. Models do that, and so will we, later in this "
+            "lesson; here the plain product is wanted.",
         ),
     ],
 )
 
-
-def _sharp_map(matrices, num_tokens: int) -> Tensor:
-    """Where the head that these matrices make, on one-hot positions, has a weight above 0.99; without token 0."""
-    pair = isinstance(matrices, tuple | list) and len(matrices) == 2
-    if not pair or not all(isinstance(matrix, Tensor) for matrix in matrices):
-        given = f"{len(matrices)} results" if isinstance(matrices, tuple | list) else f"one {type(matrices).__name__}"
-        raise UnreadableError(f"Return w_q and w_k, two tensors; you returned {given}.")
-    w_q, w_k = matrices
-    if not list(w_q.shape) == list(w_k.shape) == [num_tokens, num_tokens]:
-        raise UnreadableError(
-            f"w_q has shape {list(w_q.shape)} and w_k {list(w_k.shape)}, expected [{num_tokens}, {num_tokens}] twice."
-        )
-    return ((w_q @ w_k.mT / num_tokens**0.5).softmax(dim=-1) > 0.99)[1:]
-
-
-def _shifted(num_tokens: int, steps: int, strength: float = 100.0) -> tuple[Tensor, Tensor]:
-    keys = torch.eye(num_tokens)
-    return strength * keys.roll(steps, dims=0), keys
-
-
-def _next_token(num_tokens: int) -> tuple[Tensor, Tensor]:
-    """The last token has no next one: its scores are all 0."""
-    return 100 * torch.eye(num_tokens).roll(-1, dims=0).triu(), torch.eye(num_tokens)
-
-
-check_previous_token = Exercise(
-    right=lambda num_tokens: _shifted(num_tokens, 1),
-    toys=lambda draw: [(5,), (8,)],
-    read=_sharp_map,
-    compared="The map of weights above 0.99, for all tokens but the first,",
+check_mended = Exercise(
+    right=_of_projections(lambda q, k, v: _attend(q @ k.mT, v)),
+    toys=_toys,
     mistakes=[
-        Mistake(lambda n: _shifted(n, -1), "every token attends to the token after it, not to the one before."),
-        Mistake(_next_token, "every token but the last attends to the token after it, not to the one before."),
-        Mistake(lambda n: _shifted(n, 0), "every token attends to itself, not to the one before it."),
         Mistake(
-            lambda n: _shifted(n, 1, strength=0.0),
-            "no weight exceeds 0.99: the differences between the scores are too small, so make w_q or w_k larger.",
+            _of_projections(lambda q, k, v: _softmax_along(1, k @ q.mT, v)),
+            "this is still the crooked head.",
         ),
+        Mistake(
+            _of_projections(lambda q, k, v: _attend(k @ q.mT, v)),
+            "each row sums to 1 now, and it is the wrong row: it holds what guest i, as a key, is worth to the others. "
+            "Look at the product.",
+        ),
+        Mistake(
+            _of_projections(lambda q, k, v: _softmax_along(1, q @ k.mT, v)),
+            "rows are queries now, and they still do not sum to 1: along which axis does the softmax run?",
+        ),
+        Mistake(
+            _of_projections(
+                lambda q, k, v: (_softmax_along(1, k @ q.mT, v)[1].mT @ v, _softmax_along(1, k @ q.mT, v)[1])
+            ),
+            "the output is right: transposing the weights undoes both slips at once. But you returned the crooked "
+            "weights, with keys as rows.",
+        ),
+        *_slips(_one)[2:],  # the first two have sentences of their own above
+    ],
+)
+
+
+def _divided_by(number: Callable) -> Callable:
+    """The right answer but for the number under the root, made from hidden states, w_q and w_v."""
+    return lambda x, w_q, w_k, w_v: _attend((x @ w_q) @ (x @ w_k).mT / number(x, w_q, w_v) ** 0.5, x @ w_v)
+
+
+def _wrong_root(number: Callable, name: str) -> Mistake:
+    return Mistake(
+        _divided_by(number),
+        lambda x, w_q, w_k, w_v: (
+            f"the scores were divided by the square root of {name}, {number(x, w_q, w_v)}; a dot product adds head_dim "
+            f"terms, here {w_q.shape[-1]}."
+        ),
+    )
+
+
+check_self_attention = Exercise(
+    right=_divided_by(lambda x, w_q, w_v: w_q.shape[-1]),
+    toys=_toys,
+    mistakes=[
+        Mistake(_divided_by(lambda x, w_q, w_v: 1), "the scores were not divided: this is the head from before."),
+        Mistake(
+            _divided_by(lambda x, w_q, w_v: w_q.shape[-1] ** 2),
+            "the scores were divided by head_dim. Look again at the spread: four times the width doubles it.",
+        ),
+        Mistake(
+            _divided_by(lambda x, w_q, w_v: 1 / w_q.shape[-1]),
+            "the scores were multiplied by the square root of head_dim; they should become smaller.",
+        ),
+        _wrong_root(lambda x, w_q, w_v: x.shape[-1], "model_dim"),
+        _wrong_root(lambda x, w_q, w_v: x.shape[1], "the number of guests"),
+        _wrong_root(lambda x, w_q, w_v: w_v.shape[-1], "value_dim"),
+        Mistake(
+            _of_projections(lambda q, k, v: _attend(q @ k.mT / (q @ k.mT).std(), v)),
+            "the scores were divided by their measured spread, so that each table's weights depend on the other tables "
+            "of the batch. Divide by a number that depends on the width alone.",
+        ),
+        Mistake(
+            _of_projections(lambda q, k, v: tuple(each / _root(q) for each in _attend(q @ k.mT, v))),
+            "the weights were divided, after the softmax, and no longer sum to 1: divide the scores, before it.",
+        ),
+        Mistake(
+            _of_projections(lambda q, k, v: _attend(q @ k.mT / 4, v)),
+            "the scores were divided by 4, which is right for a head_dim of 16 alone.",
+        ),
+        Mistake(
+            _of_projections(lambda q, k, v: _attend(q @ k.mT / 16, v)),
+            "the scores were divided by 16, which is right for a head_dim of 256 alone.",
+        ),
+        *_slips(_root),
     ],
 )
