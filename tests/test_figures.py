@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from helpers.course import figures
-from helpers.course.figures import canvas, cells, layer, memory, tables
+from helpers.course.figures import canvas, cells, layer, matrices, memory, tables
 
 WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.45, 0.25, 0.2, 0.1], [0.0, 0.44, 0.16, 0.4]]
 MASK = np.tri(3, 5, 2, dtype=bool)
@@ -489,6 +489,21 @@ def test_whole_numbers_have_no_decimals(number, text, shown, monkeypatch):
     figures.heat_map([[number, 1]], quantity="score")
     assert written[0] == text
     assert f"{text}, of query 0 and key 0" in shown[0][0]["text/plain"]
+
+
+def test_maps_side_by_side_share_their_colours(shown, monkeypatch):
+    limits = []
+    draw_matrix = matrices._draw_matrix
+    monkeypatch.setattr(
+        matrices, "_draw_matrix", lambda *args, **options: limits.append(args[3]) or draw_matrix(*args, **options)
+    )
+    figures.heat_maps({"small": [[0.1, 0.2]], "large": [[0.9, 0.1]]})
+    assert limits == [(0.0, 0.9)] * 2
+
+
+def test_a_product_of_wide_matrices_fits_the_column(shown):
+    figures.matrix_product(np.eye(10), np.eye(10)[:, :7])
+    assert picture_of(shown).width <= 1.02 * canvas.WIDTH * canvas.DPI
 
 
 # The layer
