@@ -5,10 +5,11 @@ import random
 import nbformat
 import pytest
 from lessons import questions
+from list_questions import PAGE, VOCABULARY, holds, page
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-pytestmark = pytest.mark.parametrize("path", questions(), ids=lambda path: path.stem)
+of_a_book = pytest.mark.parametrize("path", questions(), ids=lambda path: path.stem)
 
 
 def divided(notebook: NotebookNode) -> tuple[list, list[list]]:
@@ -26,6 +27,7 @@ def printed(cell: NotebookNode) -> list[str]:
     return [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
 
 
+@of_a_book
 def test_a_question_is_answered_and_proved(path):
     _, sections = divided(nbformat.read(path, as_version=4))
     for question, *rest in sections:
@@ -35,6 +37,7 @@ def test_a_question_is_answered_and_proved(path):
         assert any(cell.cell_type == "code" for cell in rest), f"{heading}: no cell proves it"
 
 
+@of_a_book
 def test_sections_in_another_order_give_the_same(path):
     notebook = nbformat.read(path, as_version=4)
     front, sections = divided(notebook)
@@ -44,3 +47,13 @@ def test_sections_in_another_order_give_the_same(path):
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
     again = {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
     assert again == stored
+
+
+def test_the_list_names_every_question():
+    assert PAGE.read_text(encoding="utf-8") == page(), "python tests/list_questions.py writes it anew"
+
+
+def test_a_word_is_found_by_what_people_call_it():
+    assert holds("Why `view` and then `transpose`?", VOCABULARY["reshape"])
+    assert holds("Does the 8 mean 8 attention layers?", ["layers"])
+    assert not holds("Does a mask hide keys?", ["key"])
