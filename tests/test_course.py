@@ -8,6 +8,7 @@ import re
 
 import pytest
 from lessons import lessons
+from nbformat import v4
 from test_notebooks import PROJECT, lines, read
 
 WORDS_A_MINUTE, LINES_A_MINUTE = 150, 6
@@ -87,7 +88,7 @@ def test_a_lesson_has_something_to_build_to_predict_and_to_debug(number):
 
 def test_the_kinds_are_told_apart():
     found = [
-        exercise(LESSONS[1].code[0] | {"source": source})
+        exercise(v4.new_code_cell(source))
         for source in (
             "x = 1",
             "def f():\n    raise NotImplementedError\n\n\nf = check_f.or_ours(f)",

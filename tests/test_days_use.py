@@ -104,7 +104,7 @@ def test_what_goes_through_the_files_passes_in_the_copy(used):
 def test_a_readers_own_notebooks_are_not_run_in_the_copy(used):
     listed = pytest_in(used, "--collect-only", "-q", "--ignore-glob=**/test_*.py").stdout
     collected = {line.split("::")[0] for line in listed.splitlines() if ".ipynb::" in line}
-    assert collected == {f"notebooks/{name}" for name in LESSONS}
+    assert collected == {path.relative_to(ROOT).as_posix() for path in (*lessons(), *questions())}
 
 
 def test_a_new_lesson_counts_before_its_first_commit_in_the_copy(used):
