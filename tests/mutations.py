@@ -178,15 +178,13 @@ FAULTS = [
         "test_threads.py",
     ),
     # attention maps, exports
-    Fault("tuning/routing.py", "kept = given[..., slots:]", "kept = given[..., :-slots or None]", "test_maps.py"),
-    Fault("tuning/routing.py", 'if site != "cross" else 1', 'if site != "cross" else 999', "test_maps.py"),
-    Fault("tuning/routing.py", "if given.shape[-1] < slots + own:", "if False:", "test_maps.py"),
-    Fault(
-        "tuning/routing.py", '"decoder" if outputs.get("cross_attentions") else "encoder"', '"encoder"', "test_maps.py"
-    ),
+    Fault("tuning/maps.py", "kept = given[..., slots:]", "kept = given[..., :-slots or None]", "test_maps.py"),
+    Fault("tuning/maps.py", 'if site != "cross" else 1', 'if site != "cross" else 999', "test_maps.py"),
+    Fault("tuning/maps.py", "if given.shape[-1] < slots + own:", "if False:", "test_maps.py"),
+    Fault("tuning/maps.py", '"decoder" if outputs.get("cross_attentions") else "encoder"', '"encoder"', "test_maps.py"),
     Fault("tuning/routing.py", "            _check_assistant()\n", "            pass\n", "test_maps.py"),
     Fault("tuning/routing.py", ' and frame.f_code.co_name != "generate"', "", "test_maps.py"),
-    Fault("tuning/routing.py", " if renormalise else kept", "", "test_maps.py"),
+    Fault("tuning/maps.py", " if renormalise else kept", "", "test_maps.py"),
     Fault("prefix.py", "    if is_exporting():  #", "    if False:  #", "test_t5.py"),
     Fault("tuning/routing.py", "if is_exporting() and torch", "if torch", "test_t5.py"),
     Fault(
@@ -343,10 +341,10 @@ FAULTS = [
     Fault("train.py", "        sys.exit(130)", "        sys.exit(1)", "test_train.py"),
     Fault("train.py", "os._exit(130)", "pass", "test_train.py"),
     Fault("train.py", "    trainer.state = TrainerState", "    state = TrainerState", "test_train.py"),
-    Fault("train.py", "self.evaluations += 1", "pass", "test_train.py"),
-    Fault("train.py", "self.began - self.evaluating", "self.began", "test_train.py"),
-    Fault("train.py", " + control.should_evaluate if", " if", "test_train.py"),
-    Fault("train.py", 'set_description("evaluating")', "refresh()", "test_train.py"),
+    Fault("tuning/progress.py", "self.evaluations += 1", "pass", "test_train.py"),
+    Fault("tuning/progress.py", "self.began - self.evaluating", "self.began", "test_train.py"),
+    Fault("tuning/progress.py", " + control.should_evaluate if", " if", "test_train.py"),
+    Fault("tuning/progress.py", 'set_description("evaluating")', "refresh()", "test_train.py"),
     Fault("train.py", "    if path.exists():", "    if False:", "test_train.py"),
     Fault("train.py", 'ours.train_file == DEMO["train_file"]', "True", "test_train.py"),
     Fault("train.py", '"backslashreplace"', '"replace"', "test_train.py"),
@@ -478,16 +476,14 @@ FAULTS = [
     Fault("tuning/training.py", '"labels": labels.to(device)', '"labels": labels', "second_device_checks.py"),
     # how scores are chosen
     Fault(
-        "bases/build/measure.py",
+        "bases/scores.py",
         'return mean(row["validation_exact"]',
         'return mean(row["test_exact"]',
         "test_measure.py",
     ),
-    Fault(
-        "bases/build/measure.py", ', -mean(row["validation_loss"]', ', mean(row["validation_loss"]', "test_measure.py"
-    ),
-    Fault("bases/build/measure.py", "len(set(each)) < len(each)", "False", "test_measure.py"),
-    Fault("bases/build/measure.py", "len(set(map(frozenset, seeds.values()))) > 1", "False", "test_measure.py"),
+    Fault("bases/scores.py", ', -mean(row["validation_loss"]', ', mean(row["validation_loss"]', "test_measure.py"),
+    Fault("bases/scores.py", "len(set(each)) < len(each)", "False", "test_measure.py"),
+    Fault("bases/scores.py", "len(set(map(frozenset, seeds.values()))) > 1", "False", "test_measure.py"),
     Fault("bases/build/measure.py", "if run_of(row) in wanted]", "]", "test_measure.py"),
     Fault("bases/build/measure.py", "if run not in map(run_of, rows)", "if True", "test_measure.py"),
 ]

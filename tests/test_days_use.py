@@ -24,7 +24,7 @@ OWN_NOTEBOOKS = [
     f"notebooks/.ipynb_checkpoints/{OPENED.removesuffix('.ipynb')}-checkpoint.ipynb",
 ]
 # Tests that go through the project's files or its notebooks. Left out is what takes long and reads no folder.
-TESTS = ["colab", "exercises", "notation", "notebooks", "package", "site", "store", "wheel"]
+TESTS = ["colab", "course", "exercises", "house", "notation", "notebooks", "package", "site", "store", "wheel"]
 LEFT_OUT = "not ten_lines and not installed_wheel and not in_the_copy"
 
 
