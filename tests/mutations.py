@@ -464,6 +464,50 @@ FAULTS = [
     # figures in a plain script
     Fault("course/figures/canvas.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_plain_script.py"),
     Fault("course/figures/canvas.py", "ipython is not None and hasattr", "hasattr", "test_plain_script.py"),
+    # figures
+    Fault("course/figures/canvas.py", 'BACKGROUND = "#E2DED5"', 'BACKGROUND = "#FFFFFF"', "test_figures.py"),
+    Fault("course/figures/canvas.py", 'PREFIX_INK = "#9A4100"', "PREFIX_INK = PREFIX_COLOUR", "test_figures.py"),
+    Fault(
+        "course/figures/matrices.py",
+        "_colour_limits(values, largest), numbers)\n            axes",
+        "_colour_limits(matrix, largest), numbers)\n            axes",
+        "test_figures.py",
+    ),
+    Fault("course/figures/matrix_words.py", "< 1e-6 else 2", "< 0.01 else 2", "test_figures.py"),
+    Fault(
+        "course/figures/layer.py",
+        '("query", q), ("key", k), ("value", v)',
+        '("query", q), ("key", v), ("value", k)',
+        "test_figures.py",
+    ),
+    Fault("course/figures/layer.py", '"white", "bold"', '"white", "normal"', "test_figures.py"),
+    Fault(
+        "course/figures/layer.py",
+        "return BACKGROUND, PALE_LINE, 1.0, PALE_INK",
+        "return PAPER, LINE, 1.0, INK",
+        "test_figures.py",
+    ),
+    Fault(
+        "course/figures/layer.py",
+        '"query × keyᵀ", "scale": "÷ √head_dim"',
+        '"query × keyᵀ", "scale": "× √head_dim"',
+        "test_figures.py",
+    ),
+    Fault(
+        "course/figures/layer.py",
+        "listed([names[part] for part in lit])",
+        "listed([names[part] for part in drawn])",
+        "test_figures.py",
+    ),
+    Fault("course/figures/path.py", "** 0.5 if scaled", "if scaled", "test_figures.py"),
+    Fault("course/figures/path.py", "_bars(panels[1], weights,", "_bars(panels[1], scores,", "test_figures.py"),
+    Fault("course/figures/cells.py", "return cell // features", "return cell % features", "test_figures.py"),
+    Fault(
+        "course/figures/cells.py",
+        "colours[number])\n                if",
+        "colours[column])\n                if",
+        "test_figures.py",
+    ),
     # tensors on the model's device
     Fault("masks.py", "dtype=torch.bool, device=device", "dtype=torch.bool", "second_device_checks.py"),
     Fault(
