@@ -561,6 +561,8 @@ def main(numbers: list[int]) -> int:
         project = Path(folder) / "project"
         ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "notebooks")
         shutil.copytree(ROOT, project, ignore=ignored)
+        (project / "notebooks").mkdir()
+        shutil.copy(ROOT / "notebooks" / "conftest.py", project / "notebooks")  # how figures are compared
         for number, fault in chosen:
             survived = survives(fault, project)
             survivors += survived

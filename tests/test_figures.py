@@ -576,7 +576,7 @@ def test_parts_can_have_other_names(monkeypatch):
 def test_attention_layer_sentence():
     tensors = {"hidden": torch.empty(1, 8, 64), "query": torch.empty(1, 8, 16), "output": torch.empty(1, 8, 16)}
     assert figures.attention_layer_sentence(tensors, lit=("w_k", "w_q"), title="One head") == (
-        "One head: highlighted are W_Q and W_K; in go hidden states [1, 8, 64]; out comes output [1, 8, 16]."
+        "One head: highlighted are W_Q and W_K; hidden states [1, 8, 64] go in; output [1, 8, 16] comes out."
     )
     assert "; on the way is query [1, 8, 16]; drawn from top to bottom are hidden states, W_Q," in (
         figures.attention_layer_sentence(tensors, everything=True)
