@@ -846,3 +846,10 @@ def test_wrong_input_is_refused_at_the_door(call, message, shown):
     with pytest.raises(ValueError, match=message):
         call()
     assert shown == []
+
+
+def test_a_zero_is_drawn_as_zero_whatever_its_last_bits_say(shown):
+    for noise in (0.0, -1e-9):
+        figures.query_path([2.0, noise], np.eye(2), np.eye(2), scaled=False)
+    plain, noisy = (output["image/png"] for output, _ in shown if "image/png" in output)
+    assert plain == noisy

@@ -44,7 +44,8 @@ def test_sections_in_another_order_give_the_same(path):
     stored = {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
     random.Random(path.stem).shuffle(sections)
     notebook.cells = front + [cell for section in sections for cell in section]
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=300, coalesce_streams=True, resources=resources).execute()  # as stored
     again = {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
     assert again == stored
 

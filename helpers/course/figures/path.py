@@ -139,6 +139,7 @@ def _sign(figure, place: tuple[float, float, float, float], text: str, height: f
 
 def _bars(axes, values: np.ndarray, colours: Sequence[str], smallest_end: float = 0.0) -> None:
     """Horizontal bars from zero, each with its number at the side that is free."""
+    values = np.where(np.abs(values) < 1e-6, 0.0, values)  # a zero is one whatever its last bits say
     axes.barh(range(len(values)), values, color=colours, height=0.62)
     low, high = min(values.min(), 0.0), max(values.max(), 0.0, smallest_end)
     sides = 0.66 if low < 0 < high else 0.33  # of the width, for the numbers beyond the bars
