@@ -9,6 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from helpers.course.figures.canvas import (
+    BACKGROUND,
     COLOURS,
     MARKERS,
     WIDTH,
@@ -34,6 +35,7 @@ def curves(
     from_zero: bool = False,
     digits: int = 2,
     path: str | os.PathLike | None = None,
+    caption: str | None = None,
 ) -> None:
     """Show one line for each label, over `x` or over 1, 2, 3, ...
 
@@ -67,7 +69,7 @@ def curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend()
         if path is None:
-            show(figure, sentence)
+            show(figure, sentence, caption)
         else:
             Path(path).write_bytes(png_bytes(figure))
             plt.close(figure)
@@ -109,6 +111,7 @@ def bars(
     title: str = "",
     lower_is_better: bool = False,
     digits: int = 2,
+    caption: str | None = None,
 ) -> None:
     """Show one horizontal bar for each label, in the order given."""
     sentence = bars_sentence(
@@ -126,7 +129,7 @@ def bars(
         axes.margins(x=0.1)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set(xlabel=score_label)
-        show(figure, sentence)
+        show(figure, sentence, caption)
 
 
 def bars_sentence(
@@ -149,7 +152,12 @@ def bars_sentence(
 
 
 def dots(
-    scores: Mapping[str, Sequence[float]], *, score_label: str = "score", title: str = "", digits: int = 2
+    scores: Mapping[str, Sequence[float]],
+    *,
+    score_label: str = "score",
+    title: str = "",
+    digits: int = 2,
+    caption: str | None = None,
 ) -> None:
     """Show one row for each label, with a dot for each of its runs (one a seed) and a line at their mean."""
     sentence = dots_sentence(scores, score_label=score_label, title=title, digits=digits)
@@ -186,7 +194,7 @@ def dots(
         axes.margins(x=0.05)
         axes.grid(axis="x", alpha=0.3)
         axes.set(xlabel=score_label)
-        show(figure, sentence)
+        show(figure, sentence, caption)
 
 
 def dots_sentence(

@@ -49,7 +49,7 @@ EXTRAS = ("source", "split", *PREFIX, "bias", "mask", "merged", "w_o")
 INK, PALE_INK, LINE, PALE_LINE, PAPER = "#1A1A1A", "#5F5B53", "#4D4A44", "#A39E93", "#F3F1EB"
 LIT = COLOURS[0]
 NAME_SIZE, SHAPE_SIZE = 9.5, 9  # points
-BOX, ONE_LINE, TWO_LINES, STEM, ARROW = 0.28, 0.22, 0.4, 0.05, 0.17  # inches
+BOX, ONE_LINE, TWO_LINES, STEM, ARROW = 0.28, 0.22, 0.4, 0.07, 0.17  # inches
 
 
 class _Place(NamedTuple):
@@ -125,7 +125,7 @@ def attention_layer_sentence(
     if inside:
         facts.append(f"out comes {phrases(inside)[-1]}")
     if everything and inside[:-1]:
-        facts.append(f"on the way are {listed(phrases(inside[:-1]))}")
+        facts.append(f"on the way {'is' if len(inside) == 2 else 'are'} {listed(phrases(inside[:-1]))}")
     if everything:
         facts.append(f"drawn from top to bottom are {listed([names[part] for part in drawn])}")
     return f"{title or 'The attention layer'}: {'; '.join(facts) or 'nothing is highlighted'}."
@@ -174,11 +174,11 @@ class _Drawing:
     def lay_out(self) -> None:
         has, shapes = self.parts.__contains__, self.shapes
         prefixed = has("prefix_key")
-        slot = 0.14 + max(
+        slot = 0.08 + max(
             _width_of([self.names[part], shapes.get(part, "")])
             for part in ("w_q", "w_k", "w_v", "query", "key", "value", *PREFIX[: 2 if prefixed else 0])
         )
-        slot, gap = (max(slot, 0.9), 0.1) if prefixed else (max(slot, 1.35), 0.3)
+        slot, gap = (max(slot, 0.9), 0.09) if prefixed else (max(slot, 1.35), 0.3)
         middles = [slot / 2 + number * (slot + gap) for number in range(5 if prefixed else 3)]
         q, k, v = (middles[number] for number in ((0, 2, 4) if prefixed else (0, 1, 2)))
         self.width = middles[-1] + slot / 2
@@ -335,7 +335,7 @@ class _Drawing:
             axes.text(place.x, y, text, ha="center", va="center", fontsize=size, color=ink, weight=weight)
 
 
-def _width_of(texts: Iterable[str]) -> float:
-    """The widest of the texts in inches, bold, reckoned from its letters, so that no version moves it."""
-    narrow = dict.fromkeys("[](), ilj", 0.42)
-    return max(sum(narrow.get(letter, 0.71) for letter in text) for text in texts) * NAME_SIZE / 72
+def _width_of(texts: Sequence[str]) -> float:
+    """The widest of the texts in inches, bold, reckoned from its letters, so that no version of matplotlib moves it."""
+    ems = dict.fromkeys("[](), ilj", 0.4)
+    return max(sum(ems.get(letter, 0.68) for letter in text) for text in texts) * NAME_SIZE / 72

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from helpers.course.figures.canvas import (
+    BACKGROUND,
     COLOURS,
     axes_on,
     colour_key,
@@ -26,6 +27,7 @@ def blocks(
     colour_by: Callable[[str], str],
     block_name: str = "block",
     title: str = "",
+    caption: str | None = None,
 ) -> None:
     """Show where the entries of a tensor go: each grid is `[row, column]` or `[block, row, column]`.
 
@@ -62,7 +64,7 @@ def blocks(
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
         colour_key(figure, colour_of)
-        show(figure, sentence)
+        show(figure, sentence, caption)
 
 
 def blocks_sentence(

@@ -21,8 +21,11 @@ def number_text(value: float, digits: int = 2) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    plural = noun[:-1] + "ies" if noun.endswith("ry") else noun + "s"
-    return f"{number} {noun if number == 1 else plural}"
+    return f"{number} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    return noun[:-1] + "ies" if noun.endswith("ry") else noun + "s"
 
 
 def listed(names: Sequence[str]) -> str:
