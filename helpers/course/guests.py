@@ -51,7 +51,7 @@ def learn(
     network: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],
     num_wishes: int,
-    rate: float = 0.03,
+    rate: float = 0.02,
     steps: int = 400,
 ) -> None:
     """Train a network from hidden states to votes `[tables, guests, wishes, gifts]`, on 64 new tables a step.
