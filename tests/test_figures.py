@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+from colorsys import rgb_to_hsv
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
 from helpers.course import figures
-from helpers.course.figures import canvas, memory, tables
+from helpers.course.figures import canvas, cells, layer, memory, tables
 
 WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.45, 0.25, 0.2, 0.1], [0.0, 0.44, 0.16, 0.4]]
 MASK = np.tri(3, 5, 2, dtype=bool)
@@ -32,7 +34,53 @@ def head_of(entry: str) -> str:
     return f"features of head {int(entry[-1]) // 3}"
 
 
-EXAMPLES = {
+def layer_tensors(lesson: int) -> dict[str, torch.Tensor]:
+    """What lessons 1, 3, 4 and 6 give the drawing of the layer."""
+    if lesson == 1:
+        shapes = {"hidden": (1, 8, 64), "query": (1, 8, 16), "key": (1, 8, 16), "value": (1, 8, 16)}
+        shapes |= {"scores": (1, 8, 8), "weights": (1, 8, 8), "output": (1, 8, 16)}
+    else:
+        keys = 8 if lesson == 3 else 11
+        shapes = dict.fromkeys(("query", "key", "value", "mixed"), (1, 12, 8, 64))
+        shapes |= dict.fromkeys(("hidden", "merged", "output"), (1, 8, 768))
+        shapes |= dict.fromkeys(("scores", "weights"), (1, 12, 8, keys))
+    if lesson == 3:
+        shapes |= {"mask": (1, 1, 1, 8)}
+    if lesson >= 4:
+        shapes |= dict.fromkeys(("prefix_key", "prefix_value"), (1, 12, 3, 64))
+        shapes |= dict.fromkeys(("all_keys", "all_values"), (1, 12, 11, 64))
+    if lesson == 6:
+        shapes |= {"bias": (1, 12, 8, 11)}
+    return {name: torch.empty(shape) for name, shape in shapes.items()}
+
+
+CELLS = torch.arange(24).view(1, 4, 6)
+SPLIT = CELLS.view(1, 4, 2, 3)
+STEPS = {
+    "x": (CELLS, "b s f"),
+    "x.view(1, 4, 2, 3)": (SPLIT, "b s h d"),
+    "then .transpose(1, 2)": (SPLIT.transpose(1, 2), "b h s d"),
+    "wrong: x.view(1, 2, 4, 3)": (CELLS.view(1, 2, 4, 3), "b h s d"),
+}
+PATH = ([2.0, 0.0], [[1.0, 0], [0, 1], [-1, 2], [1, 1]], [[1.0, 0, 2], [0, 1, 1], [2, 2, -1], [0, -1.5, 0.5]])
+LAYERS = {
+    "layer, lesson 1": lambda: figures.attention_layer(layer_tensors(1), lit=("scores", "weights"), title="One head"),
+    "layer, pale": lambda: figures.attention_layer({}, lit="w_q"),
+    "layer, lesson 2": lambda: figures.attention_layer(
+        {"hidden": torch.empty(1, 8, 768), "merged": torch.empty(1, 8, 768)}, lit=("split", "merged")
+    ),
+    "layer, lesson 3": lambda: figures.attention_layer(layer_tensors(3), lit=("mask", "w_o"), title="The whole layer"),
+    "layer, cross": lambda: figures.attention_layer(
+        layer_tensors(3) | {"source": torch.empty(1, 5, 768), "w_q": torch.empty(768, 768)}, lit="source"
+    ),
+    "layer, lesson 4": lambda: figures.attention_layer(layer_tensors(4), lit="prefix", title="A prefix"),
+    "layer, lesson 6": lambda: figures.attention_layer(layer_tensors(6), lit="bias", scaled=False),
+    "layer, all lit": lambda: figures.attention_layer(layer_tensors(6), lit=layer.PARTS.keys() - {"source"}),
+    "layer, large batch": lambda: figures.attention_layer(
+        layer_tensors(4) | dict.fromkeys(("query", "key", "value"), torch.empty(32, 12, 128, 64)), lit="query"
+    ),
+}
+EXAMPLES = LAYERS | {
     "heat_map": lambda: figures.heat_map(WEIGHTS),
     "prefix": lambda: figures.heat_map(
         WEIGHTS,
@@ -47,6 +95,27 @@ EXAMPLES = {
     "scores": lambda: figures.heat_map([[1.5, -np.inf], [-2.0, 0.5]], quantity="score"),
     "large": lambda: figures.heat_map(np.eye(30, 40) / 2, prefix_length=10),
     "heat_maps": lambda: figures.heat_maps(np.stack([WEIGHTS] * 5), prefix_length=1, title="Five heads"),
+    "two maps": lambda: figures.heat_maps(
+        {"predicted": np.eye(3, 4), "learned": np.array(WEIGHTS)},
+        query_labels=["Ada wants Ben", "Ben wants Cem", "Cem wants Ada"],
+        key_labels=["Ada", "Ben", "Cem", "Dana"],
+        title="Two maps",
+    ),
+    "three maps": lambda: figures.heat_maps(
+        {f"map number {number}": np.eye(7) * 0.9**number for number in range(3)},
+        query_labels=list("abcdefg"),
+        key_labels=["Ada", "Benjamin", "Cem", "Dana", "Eva", "Finn", "Gwen"],
+        prefix_length=0,
+    ),
+    "two masks": lambda: figures.heat_maps({"causal": MASK, "all": MASK | True}, columns=1),
+    "query_path": lambda: figures.query_path(
+        *PATH, labels="the cat sat down".split(), query_label="cat", title="A path"
+    ),
+    "query_path of a prefix": lambda: figures.query_path(
+        np.ones(8), np.linspace(-1, 1, 88).reshape(11, 8), np.linspace(-1, 1, 88).reshape(11, 8), prefix_length=3
+    ),
+    "memory_cells": lambda: figures.memory_cells(STEPS, title="From token to head"),
+    "memory_cells by head": lambda: figures.memory_cells(STEPS, colour_by="head"),
     "matrix_product": lambda: figures.matrix_product(
         [[1.0, -2.0, 0.5]], np.arange(12.0).reshape(3, 4) / 3, names=("query", "keys turned", "scores"), title="Scores"
     ),
@@ -98,7 +167,8 @@ def test_shows_a_figure_and_its_sentence_once(draw, shown):
     assert figure.keys() == {"image/png", "text/plain"}
     assert metadata == {"image/png": {"alt": sentence}}
     assert caption == {"text/plain": sentence, "text/markdown": caption["text/markdown"]}
-    assert caption["text/markdown"].replace("\\", "") == f"*Figure.* {sentence}"
+    if draw not in LAYERS.values():  # their caption is shorter
+        assert caption["text/markdown"].replace("\\", "") == f"*Figure.* {sentence}"
     assert sentence[0].isupper()
     assert sentence.endswith(".")
     assert plt.get_fignums() == []
@@ -163,6 +233,48 @@ def test_letters_stand_out_from_what_is_behind_them(draw, shown, monkeypatch):
     assert min(contrasts)[0] >= 4.5, min(contrasts)  # what WCAG 2.2 asks of text
 
 
+@every_example
+def test_letters_do_not_overlap(draw, shown, monkeypatch):
+    drawn = []
+    draw_text = Text.draw
+
+    def spy(text, renderer):
+        draw_text(text, renderer)
+        if text.get_visible() and text.get_text().strip() and not text.get_rotation() % 90:
+            drawn.append((text.get_window_extent(renderer), text.get_text()))
+
+    monkeypatch.setattr(Text, "draw", spy)
+    draw()
+    for (one, name), (other, other_name) in itertools.combinations(drawn, 2):
+        across = min(one.x1, other.x1) - max(one.x0, other.x0)
+        down = min(one.y1, other.y1) - max(one.y0, other.y0)
+        assert min(across, down) <= 0.5, (name, other_name)
+
+
+def contrast(one, other) -> float:
+    light, dark = sorted(map(luminance, map(to_rgb, (one, other))), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_lines_and_markers_stand_out_from_the_background():
+    for colour in [*canvas.COLOURS, canvas.PREFIX_COLOUR, layer.LINE, layer.LIT]:
+        assert contrast(colour, canvas.BACKGROUND) >= 3, colour  # what WCAG 2.2 asks of graphics
+    assert contrast(canvas.PREFIX_INK, canvas.BACKGROUND) >= 4.5
+
+
+def test_colours_differ_in_hue_or_in_lightness():
+    for one, other in itertools.combinations(canvas.COLOURS, 2):
+        turn = abs(rgb_to_hsv(*to_rgb(one))[0] - rgb_to_hsv(*to_rgb(other))[0])
+        assert min(turn, 1 - turn) > 0.08 or contrast(one, other) > 1.5, (one, other)
+
+
+def test_the_background_is_neither_white_nor_dark(shown):
+    figures.curves({"a": [3, 2]})
+    corner = picture_of(shown).convert("RGB").getpixel((0, 0))
+    assert corner == tuple(int(canvas.BACKGROUND[i : i + 2], 16) for i in (1, 3, 5))
+    assert 1.25 < contrast(canvas.BACKGROUND, "white") < 2
+
+
 def luminance(rgb) -> float:
     """WCAG's relative luminance."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
@@ -171,7 +283,7 @@ def luminance(rgb) -> float:
 
 def test_the_colour_key_is_inside(monkeypatch):
     drawn = []
-    monkeypatch.setattr(memory, "show", lambda figure, sentence: drawn.append(figure))
+    monkeypatch.setattr(memory, "show", lambda figure, *texts: drawn.append(figure))
     EXAMPLES["narrow blocks"]()
     patches = [patch.get_window_extent() for patch in drawn[0].artists]
     assert len(patches) == 3
@@ -221,6 +333,25 @@ def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
+        (
+            lambda: figures.attention_layer(layer_tensors(3), lit="mask"),
+            lambda: figures.attention_layer(layer_tensors(3), lit="scores"),
+        ),
+        (
+            lambda: figures.attention_layer(layer_tensors(4), lit="prefix_key"),
+            lambda: figures.attention_layer(layer_tensors(4), lit=("prefix_key", "prefix_value")),
+        ),
+        (
+            lambda: figures.heat_maps({"a": WEIGHTS, "b": WEIGHTS}),
+            lambda: figures.heat_maps({"a": WEIGHTS, "b": WEIGHTS[::-1]}),
+        ),
+        (lambda: figures.query_path(*PATH), lambda: figures.query_path(PATH[0], PATH[1][::-1], PATH[2])),
+        (
+            lambda: figures.memory_cells(STEPS),
+            lambda: figures.memory_cells(
+                dict(zip(STEPS, [*[*STEPS.values()][:3], STEPS["then .transpose(1, 2)"]], strict=True))
+            ),
+        ),
         (lambda: figures.heat_map(WEIGHTS), lambda: figures.heat_map(np.array(WEIGHTS)[:, [0, 2, 1, 3]])),
         (lambda: figures.heat_map(WEIGHTS, prefix_length=2), lambda: figures.heat_map(WEIGHTS, prefix_length=1)),
         (lambda: figures.heat_map(MASK), lambda: figures.heat_map(np.tri(3, 5, dtype=bool))),
@@ -236,6 +367,11 @@ def test_letters_drawn_otherwise_are_the_same_figure(draw, shown, monkeypatch):
         ),
     ],
     ids=[
+        "another part lit",
+        "a part more",
+        "one of two maps",
+        "query path",
+        "memory cells",
         "keys swapped",
         "prefix length",
         "mask corner",
@@ -323,6 +459,186 @@ def test_heat_maps_sentence():
         "Weight, 2 heads, 3 queries by 4 keys: the largest weight, 0.45, is head 1's, from query 1 to key p0; "
         "the largest of heads 0 to 1 are 0.25, 0.45; the prefix's shares of the weight are 0.25, 0.18."
     )
+
+
+def test_heat_maps_sentence_of_named_maps():
+    names = ["Ada", "Ben", "Cem"]
+    maps = {"predicted": torch.eye(3).roll(1, 1), "learned": np.array([[0.1, 0.9, 0], [0.3, 0.2, 0.5], [0.7, 0.3, 0]])}
+    assert figures.heat_maps_sentence(maps, query_labels=names, key_labels=names, title="Two maps") == (
+        "Two maps, 2 maps of 3 queries by 3 keys. predicted: query 0 (Ada) attends most to key 1 (Ben), weight 1; the "
+        "favourite keys of queries 0 to 2 are Ben, Cem, Ada. learned: query 0 (Ada) attends most to key 1 (Ben), "
+        "weight 0.90; the favourite keys of queries 0 to 2 are Ben, Cem, Ada."
+    )
+    masks = figures.heat_maps_sentence({"a": MASK, "b": ~MASK}, axes_names=("row", "column"), relation="depend")
+    assert masks == (
+        "Depend, 2 maps of 3 rows by 5 columns. a: 12 of 15 pairs depend, 6 of them above the diagonal. b: 3 of 15 "
+        "pairs depend, 3 of them above the diagonal."
+    )
+
+
+def test_rows_that_are_no_queries_have_their_own_name():
+    sentence = figures.heat_map_sentence(WEIGHTS, axes_names=("size", "key"), of_each_query="largest weight")
+    assert "size 1 attends most to key 0" in sentence
+    assert "the largest weights of sizes 0 to 2 are" in sentence
+
+
+@pytest.mark.parametrize(("number", "text"), [(2, "2"), (2.5, "2.50"), (2 + 1e-9, "2"), (2.001, "2.00"), (-0.0, "0")])
+def test_whole_numbers_have_no_decimals(number, text, shown, monkeypatch):
+    written = []
+    monkeypatch.setattr(Axes, "text", lambda axes, x, y, text, **options: written.append(text))
+    figures.heat_map([[number, 1]], quantity="score")
+    assert written[0] == text
+    assert f"{text}, of query 0 and key 0" in shown[0][0]["text/plain"]
+
+
+# The layer
+
+
+def texts_of(draw, monkeypatch) -> dict[str, tuple[Text, object]]:
+    """Every text of a figure and its box in pixels."""
+    drawn, draw_text = {}, Text.draw
+
+    def spy(text, renderer):
+        draw_text(text, renderer)
+        drawn[text.get_text()] = text, text.get_window_extent(renderer)
+
+    monkeypatch.setattr(Text, "draw", spy)
+    draw()
+    monkeypatch.undo()
+    return drawn
+
+
+def layer_texts(monkeypatch, *args, **options):
+    for module in (canvas, tables):
+        monkeypatch.setattr(module, "has_kernel", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda *args, **options: None)
+    return texts_of(lambda: figures.attention_layer(*args, **options), monkeypatch)
+
+
+def test_the_layer_grows_from_lesson_to_lesson(monkeypatch):
+    first = layer_texts(monkeypatch, layer_tensors(1))
+    assert {"W_Q", "query", "softmax over the keys", "weights × value", "output  [1, 8, 16]"} <= first.keys()
+    assert not {"split into heads", "merge heads", "W_O", "prefix key"} & first.keys()
+    second = layer_texts(monkeypatch, {}, lit="split", parts="merged")
+    assert {"split into heads", "merge heads", "mixed values"} <= second.keys()
+    assert not {"W_O", "output"} & second.keys()
+    fourth = layer_texts(monkeypatch, layer_tensors(4))
+    assert {"W_O", "prefix key", "3 slots", "8 tokens", "all keys  [1, 12, 11, 64]"} <= fourth.keys()
+    assert "÷ √head_dim" in fourth
+    sixth = layer_texts(monkeypatch, layer_tensors(6), scaled=False)
+    assert "+ bias  [1, 12, 8, 11]" in sixth
+    assert "÷ √head_dim" not in sixth
+
+
+def test_the_prefix_enters_in_front_of_the_tokens_behind_w_k(monkeypatch):
+    drawn = {name: box for name, (_, box) in layer_texts(monkeypatch, layer_tensors(4)).items()}
+    assert drawn["query"].x1 < drawn["prefix key"].x0
+    assert drawn["prefix key"].x1 < drawn["key"].x0 < drawn["prefix value"].x0
+    assert drawn["prefix value"].x1 < drawn["value"].x0
+    assert drawn["W_K"].y0 > drawn["prefix key"].y1 > drawn["query × keyᵀ"].y1  # upwards
+    assert drawn["3 slots"].x1 < drawn["8 tokens"].x0
+
+
+def test_only_lit_parts_are_bold(monkeypatch):
+    drawn = layer_texts(monkeypatch, layer_tensors(4), lit=("prefix_key", "weights"))
+    bold = {name for name, (text, _) in drawn.items() if text.get_weight() == "bold"}
+    assert bold == {"prefix key", "softmax over the keys", "weights  [1, 12, 8, 11]"}
+
+
+def test_parts_without_a_tensor_are_pale(monkeypatch):
+    drawn = layer_texts(monkeypatch, {"hidden": torch.empty(1, 8, 64), "query": torch.empty(1, 8, 16)})
+    pale = {name for name, (text, _) in drawn.items() if text.get_color() == layer.PALE_INK}
+    assert {"key", "value", "W_K", "scores", "weights × value"} <= pale
+    assert not {"W_Q", "query", "[1, 8, 16]", "hidden states  [1, 8, 64]"} & pale
+
+
+def test_parts_can_have_other_names(monkeypatch):
+    drawn = layer_texts(monkeypatch, layer_tensors(4), names={"prefix_key": "past key"})
+    assert "past key" in drawn
+    assert "prefix key" not in drawn
+
+
+def test_attention_layer_sentence():
+    tensors = {"hidden": torch.empty(1, 8, 64), "query": torch.empty(1, 8, 16), "output": torch.empty(1, 8, 16)}
+    assert figures.attention_layer_sentence(tensors, lit=("w_k", "w_q"), title="One head") == (
+        "One head: highlighted are W_Q and W_K; in go hidden states [1, 8, 64]; out comes output [1, 8, 16]."
+    )
+    assert "; on the way is query [1, 8, 16]; drawn from top to bottom are hidden states, W_Q," in (
+        figures.attention_layer_sentence(tensors, everything=True)
+    )
+    assert figures.attention_layer_sentence({}) == "The attention layer: nothing is highlighted."
+
+
+def test_a_caption_stands_under_the_figure_and_the_sentence_is_its_alternative(shown):
+    figures.heat_map(WEIGHTS, caption="Row 1 looks *back*.")
+    assert shown[1][0]["text/markdown"] == r"*Figure.* Row 1 looks \*back\*."
+    assert shown[0][1]["image/png"]["alt"] == figures.heat_map_sentence(WEIGHTS) == shown[1][0]["text/plain"]
+
+
+# One query's path
+
+
+def test_query_path_is_attention():
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(4), torch.randn(5, 4), torch.randn(5, 3)
+    sentence = figures.query_path_sentence(query, keys, values, labels=list("abcde"), query_label="b")
+    weights = (keys @ query / 2).softmax(0)
+    mixed = torch.nn.functional.scaled_dot_product_attention(query[None], keys, values)[0]
+    for label, score, weight in zip("abcde", keys @ query / 2, weights, strict=True):
+        assert f"{label} {score:.2f} and {weight:.2f}" in sentence
+    assert f"the largest weight, {weights.max():.2f}, is on key {'abcde'[weights.argmax()]};" in sentence
+    assert f"the mixed value is [{', '.join(f'{entry:.2f}' for entry in mixed)}]" in sentence
+    assert sentence.startswith("The path of the query of b: ")
+    unscaled = figures.query_path_sentence(query, keys, values, scaled=False)
+    assert f"0 {keys[0] @ query:.2f} and" in unscaled
+
+
+def test_query_path_draws_bars_as_long_as_the_numbers(shown, monkeypatch):
+    lengths = []
+    barh = Axes.barh
+    monkeypatch.setattr(
+        Axes, "barh", lambda axes, y, width, **options: lengths.append(width) or barh(axes, y, width, **options)
+    )
+    figures.query_path(*PATH, scaled=False)
+    scores = np.array(PATH[1]) @ PATH[0]
+    assert lengths[0] == pytest.approx(scores)
+    assert lengths[1] == pytest.approx(np.exp(scores) / np.exp(scores).sum())
+
+
+# Memory cells
+
+
+def test_memory_cells_sentence_tells_a_right_split_from_a_wrong_one():
+    assert figures.memory_cells_sentence(STEPS) == (
+        "Memory cells, 24 in a row, coloured by token: x is [1, 4, 6] with strides (24, 6, 1); each token reads its "
+        "own cells. x.view(1, 4, 2, 3) is [1, 4, 2, 3] with strides (24, 6, 3, 1); each token reads its own cells of every "
+        "head. then .transpose(1, 2) is [1, 2, 4, 3] with strides (24, 3, 6, 1); each head reads its own cells of "
+        "every token. wrong: x.view(1, 2, 4, 3) is [1, 2, 4, 3] with strides (24, 12, 3, 1); head 0 reads tokens 0 and 1 and "
+        "head 1 reads tokens 2 and 3."
+    )
+    merged = {"x": (CELLS, "b s f"), "y": (SPLIT.transpose(1, 2).reshape(1, 4, 6), "b s f")}
+    assert figures.memory_cells_sentence(merged).endswith(
+        "in memory of its own; token 0 reads tokens 0 and 1, token 1 reads tokens 2 and 3, token 2 reads tokens 0 and "
+        "1 and token 3 reads tokens 2 and 3."
+    )
+
+
+def test_memory_cells_are_coloured_by_their_owner(shown, monkeypatch):
+    coloured = []
+    draw_cell = cells._draw_cell
+
+    def spy(axes, x, y, width, text, colour):
+        coloured.append((int(text), colour))
+        draw_cell(axes, x, y, width, text, colour)
+
+    monkeypatch.setattr(cells, "_draw_cell", spy)
+    figures.memory_cells(STEPS)
+    figures.memory_cells(STEPS, colour_by="head")
+    assert len(coloured) == 2 * 5 * 24  # the row of memory and four tensors
+    for number, (cell, colour) in enumerate(coloured):
+        owner = cell // 6 if number < 120 else cell % 6 // 3
+        assert colour == canvas.COLOURS[owner]
+    assert [cell for cell, _ in coloured[72:96]] == SPLIT.transpose(1, 2).flatten().tolist()
 
 
 WEIGHT_MATRICES = arrays(
@@ -464,6 +780,28 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.heat_map(WEIGHTS, key_labels=list("abcd"), prefix_length=1), "need 3 key_labels; got 4"),
         (lambda: figures.heat_map(WEIGHTS, of_each_query="key"), "'favourite key' or 'largest weight'; got 'key'"),
         (lambda: figures.heat_maps(WEIGHTS), r"\[heads, query, key\].*\[3, 4\]"),
+        (lambda: figures.heat_maps({}), "one map or more; got none"),
+        (lambda: figures.heat_maps({"a": WEIGHTS, "b": MASK}), r"one shape.*a \[3, 4\] of float64, b \[3, 5\] of bool"),
+        (lambda: figures.attention_layer({}, lit="softmax"), "no part 'softmax'; its parts are hidden, source, w_q,"),
+        (lambda: figures.attention_layer({"prefix": torch.empty(1)}), "no part 'prefix'"),
+        (lambda: figures.attention_layer({}, parts="heads"), "no part 'heads'"),
+        (lambda: figures.attention_layer({"hidden": [1]}), "part 'hidden' needs a tensor.*got list"),
+        (lambda: figures.query_path([1.0], [[1.0, 2]], [[1.0]]), r"got \[1\], \[1, 2\] and \[1, 1\]"),
+        (lambda: figures.query_path([1.0], np.ones((17, 1)), np.ones((17, 1))), "1 to 16 keys; got 17"),
+        (lambda: figures.query_path([np.nan], [[1.0]], [[1.0]]), "finite"),
+        (lambda: figures.query_path([1.0], [[1.0]], [[1.0]], labels=["a", "b"]), "need 1 key_labels; got 2"),
+        (lambda: figures.memory_cells({}), "one tensor or more; got none"),
+        (lambda: figures.memory_cells({"x": (CELLS, "b s f")}, colour_by="batch"), "'token' or 'head'; got 'batch'"),
+        (lambda: figures.memory_cells({"x": (CELLS, "b s f")}, colour_by="head"), "no pattern has an axis h"),
+        (lambda: figures.memory_cells({"x": (CELLS, "b s")}), r"pattern 'b s' does not name the axes of \[1, 4, 6\]"),
+        (lambda: figures.memory_cells({"x": (CELLS.view(2, 2, 6), "b s f")}), "'x' needs a batch of 1"),
+        (lambda: figures.memory_cells({"x": (CELLS + 1, "b s f")}), "the numbers 0 to at most 31"),
+        (lambda: figures.memory_cells({"x": (CELLS.flip(1), "b s f")}), "in order"),
+        (lambda: figures.memory_cells({"x": (torch.arange(40).view(4, 10), "s f")}), "at most 31"),
+        (
+            lambda: figures.memory_cells({"x": (CELLS, "b s f"), "y": (CELLS.view(1, 2, 4, 3), "b s h d")}),
+            "step 'y' has 2 places on axis s, another step has 4",
+        ),
         (lambda: figures.matrix_product(np.eye(3), np.eye(4)), r"n, columns.*got \[3, 3\] and \[4, 4\]"),
         (lambda: figures.matrix_product(np.eye(13), np.eye(13)), "at most 12 each"),
         (lambda: figures.matrix_product([1.0], [[1.0]]), r"\[row, column\].*\[1\]"),

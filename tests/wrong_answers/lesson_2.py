@@ -1,51 +1,71 @@
 import torch
 from einops import rearrange, reduce
 
-
-def first_token_changes_when_a_later_one_does(layer, hidden):
-    changed = hidden.clone()
-    changed[:, 1:] += torch.linspace(1, 2, hidden.shape[-1])
-    return not torch.equal(layer(hidden)[:, 0], layer(changed)[:, 0])
+from helpers.course.single_head import attend
 
 
-def any_token_changes_when_an_earlier_one_does(layer, hidden):
-    changed = hidden.clone()
-    changed[:, 0] += 1
-    return not torch.equal(layer(hidden)[:, 1:], layer(changed)[:, 1:])
+def results(hidden, heads):
+    return [attend(hidden, *head) for head in heads]
 
 
-def some_token_changes_when_the_last_one_does(layer, hidden):
-    changed = hidden.clone()
-    changed[:, -1] += torch.linspace(1, 2, hidden.shape[-1])
-    return not torch.equal(layer(hidden)[:, :-1], layer(changed)[:, :-1])
+def several(hidden, heads):
+    outputs, maps = zip(*results(hidden, heads), strict=True)
+    return torch.cat(outputs, dim=-1), torch.stack(maps, dim=1)
 
 
-def an_earlier_token_changes_when_all_features_of_one_do(layer, hidden):
-    for token in range(1, hidden.shape[1]):
-        changed = hidden.clone()
-        changed[:, token] += 1
-        if not torch.allclose(layer(hidden)[:, :token], layer(changed)[:, :token]):
-            return True
-    return False
+def returned_in_the_loop(hidden, heads):
+    for head in heads:
+        output, weights = attend(hidden, *head)
+        return output, weights[:, None]
 
 
-def pairs(layer, hidden, features=(slice(None), slice(None))):
-    """Bool [output token, input token], of some features of the output and of the input."""
-    derivatives = torch.autograd.functional.jacobian(layer, hidden)[0, :, :, 0].movedim(1, 2)
-    derivatives = derivatives[:, :, features[0]][..., features[1]]
-    return (derivatives != 0).flatten(2).any(-1) if derivatives.ndim > 2 else derivatives != 0
-
-
-def signed_sums(layer, hidden):
-    return torch.autograd.functional.jacobian(layer, hidden)[0, :, :, 0].sum(dim=(1, 3))
+def one_after_the_other(hidden, heads):
+    for head in heads:
+        hidden, weights = attend(hidden, *head)
+    return hidden, weights
 
 
 WRONG_ANSWERS = {
+    "check_several_heads": [
+        (lambda hidden, heads: several(hidden, heads)[0], "outputs are right; return the maps as well"),
+        (lambda hidden, heads: results(hidden, heads), "should be 2 results, and is 4"),
+        (
+            lambda hidden, heads: (torch.stack([o for o, _ in results(hidden, heads)], 1), several(hidden, heads)[1]),
+            "outputs have an axis of their own",
+        ),
+        (
+            lambda hidden, heads: (
+                torch.hstack([o for o, _ in results(hidden, heads)]),
+                several(hidden, heads)[1],
+            ),
+            "follow one another along the sequence",
+        ),
+        (lambda hidden, heads: (sum(o for o, _ in results(hidden, heads)), several(hidden, heads)[1]), "added up"),
+        (
+            lambda hidden, heads: (sum(o for o, _ in results(hidden, heads)) / len(heads), several(hidden, heads)[1]),
+            "outputs were averaged",
+        ),
+        (returned_in_the_loop, "only the first head has worked"),
+        (lambda hidden, heads: several(hidden, [heads[0] for _ in heads]), "every head used the matrices of head 0"),
+        (
+            lambda hidden, heads: (several(hidden, heads)[0], torch.stack([w for _, w in results(hidden, heads)])),
+            "stacked along axis 0: the batch comes first",
+        ),
+        (lambda hidden, heads: (several(hidden, heads)[0], several(hidden, heads)[1].mean(1)), "maps were averaged"),
+        (
+            lambda hidden, heads: (several(hidden, heads)[0], [w for _, w in results(hidden, heads)]),
+            r"Your output 1 is a list, expected a tensor of shape \[2, 4, 5, 5\]",
+        ),
+        (one_after_the_other, "raised RuntimeError"),
+        (lambda hidden, heads: several(hidden, heads[:, [1, 0, 2]]), "Your output 0 has the right shape"),
+    ],
     "check_split_heads": [
         (lambda x, h: x.view(len(x), h, x.shape[1], -1), "view alone: all 5 rows of head 0 come from the first 2 of 5"),
         (lambda x, h: torch.stack(x.chunk(h, 1), 1), "raised RuntimeError: stack expects each tensor to be equal size"),
         (lambda x, h: x.view(len(x) * h, x.shape[1], -1), "view alone: .*folded into the batch"),
         (lambda x, h: rearrange(x, "b s (h d) -> b s h d", h=h), "the transpose is missing"),
+        (lambda x, h: rearrange(x, "b s (h d) -> h b s d", h=h), "the heads stand in front of the batch"),
+        (lambda x, h: torch.stack(x.chunk(h, -1)), "the heads stand in front of the batch"),
         (lambda x, h: rearrange(x, "b s (d h) -> b h s d", h=h), "head 0 took features 0, 3, 6, ...;"),
         (
             lambda x, h: x.transpose(1, 2).reshape(len(x), h, x.shape[1], x.shape[2] // h),
@@ -60,33 +80,27 @@ WRONG_ANSWERS = {
         (lambda x, h: rearrange(x, "b s (h d) -> b h d s", h=h), r"shape \[2, 3, 4, 5\], expected \[2, 3, 5, 4\]"),
         (lambda x, h: rearrange(x, "b s (h d) -> b h s d", d=h), r"shape \[2, 4, 5, 3\], expected \[2, 3, 5, 4\]"),
         (lambda x, h: x.view(len(x), x.shape[1], h, -1).transpose(1, 2).view(len(x), -1), "RuntimeError: view size"),
+        (lambda x, h: x.view(len(x), x.shape[1], h, x.shape[2] / h), "raised TypeError"),
+    ],
+    "check_cells": [
+        ([640, 1600], "in the wrong order"),
+        ((1600, 1600), "view alone reads another cell"),
+        ([640, 640], "view alone, twice"),
+        ([896, 640], "head 2 of token 1"),
+        ([1537, 640], "feature 1 of token 2"),
+        ([1600, 576], "row 1 of head 1"),
+        ([1600, 512], "row 0 of head 1"),
+        ([1601, 641], "counted from 0"),
+        ([2 * 768, 640], "is not what comes out"),
     ],
     "check_merge_heads": [
         (lambda x: x.reshape(len(x), x.shape[2], -1), "row 0 of your output holds 3 tokens of head 0"),
         (lambda x: x.swapaxes(1, 2).view(len(x), x.shape[2], x.shape[1] * x.shape[3]), "use reshape, or contiguous"),
+        (lambda x: x.transpose(2, 3).reshape(len(x), x.shape[2], -1), "the last two axes changed places"),
         (lambda x: rearrange(x, "b h s d -> b s (d h)"), "interleaved"),
         (lambda x: rearrange(x, "b h s d -> b s h d"), "still two axes"),
         (lambda x: reduce(x, "b h s d -> b s d", "mean"), "averaged"),
+        (lambda x: reduce(x, "b h s d -> b s d", "sum"), "added up"),
         (lambda x: rearrange(x, "b h s d -> b h (s d)"), r"shape \[2, 3, 20\], expected \[2, 5, 12\]"),
-    ],
-    "check_sees_future": [
-        (lambda layer, hidden: True, "every layer leaky: .*above the diagonal, without the diagonal"),
-        (lambda layer, hidden: pairs(layer, hidden).triu().any(), "every layer leaky"),
-        (lambda layer, hidden: pairs(layer, hidden).diagonal(1).any(), "watches the next token alone"),
-        (some_token_changes_when_the_last_one_does, "watches the last input token alone"),
-        (lambda layer, hidden: pairs(layer, hidden, (0, 0)).triu(1).any(), "looks at some features alone"),
-        (lambda layer, hidden: pairs(layer, hidden, (slice(None), 0)).triu(1).any(), "looks at some features alone"),
-        (lambda layer, hidden: pairs(layer, hidden, (0, slice(None))).triu(1).any(), "looks at some features alone"),
-        (lambda layer, hidden: (signed_sums(layer, hidden) != 0).triu(1).any(), r"abs\(\) of the derivatives"),
-        (lambda layer, hidden: (signed_sums(layer, hidden) > 0).triu(1).any(), r"abs\(\) of the derivatives"),
-        (an_earlier_token_changes_when_all_features_of_one_do, "change one feature at a time"),
-        (lambda layer, hidden: not layer(hidden).isfinite().all(), "no leak anywhere"),
-        (first_token_changes_when_a_later_one_does, "watches output token 0 alone"),
-        (any_token_changes_when_an_earlier_one_does, "it looks for the past"),
-        (
-            lambda layer, hidden: not first_token_changes_when_a_later_one_does(layer, hidden),
-            "is True, expected False.*layer causal_attention, hidden .1, 5, 6.",
-        ),
-        (lambda layer, hidden: layer(hidden) > 0, "raised RuntimeError: Boolean value of Tensor"),
     ],
 }

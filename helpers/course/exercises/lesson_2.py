@@ -1,13 +1,77 @@
 """Checks of lesson 2's exercises."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.course.exercises.checking import Exercise, Mistake, random_tensor
+from helpers.course.exercises.checking import Exercise, Mistake, Prediction, random_tensor
+from helpers.course.single_head import attend
+
+# Several heads
+
+
+def _several_heads(
+    hidden: Tensor,
+    heads: Tensor,
+    join_outputs: Callable = lambda outputs: torch.cat(outputs, dim=-1),
+    join_maps: Callable = lambda maps: torch.stack(maps, dim=1),
+) -> tuple[Tensor, Tensor]:
+    outputs, maps = zip(*(attend(hidden, *head) for head in heads), strict=True)
+    return join_outputs(outputs), join_maps(maps)
+
+
+check_several_heads = Exercise(
+    right=_several_heads,
+    # The heads come as one tensor, which is walked through like the lesson's list and described by its shape.
+    toys=lambda draw: [
+        (random_tensor(draw, batch, seq, model_dim), random_tensor(draw, num_heads, 3, model_dim, head_dim))
+        for batch, seq, model_dim, num_heads, head_dim in [(2, 5, 7, 4, 3), (3, 4, 6, 2, 5)]
+    ],
+    mistakes=[
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads)[0],
+            "the outputs are right; return the maps as well, stacked along a new axis 1.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, lambda outputs: torch.stack(outputs, dim=1)),
+            "the outputs have an axis of their own for the heads: put them side by side along the last axis, with "
+            "torch.cat.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, lambda outputs: torch.cat(outputs, dim=1)),
+            "the outputs of the heads follow one another along the sequence: they belong side by side in the last "
+            "axis, dim=-1.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, sum),
+            "the heads' outputs were added up: side by side, each head keeps features of its own.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, lambda outputs: sum(outputs) / len(outputs)),
+            "the heads' outputs were averaged: side by side, each head keeps features of its own.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads[:1]),
+            "only the first head has worked: go through all of `heads`.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads[:1].expand_as(heads)),
+            "every head used the matrices of head 0, so there is one map, several times.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, join_maps=torch.stack),
+            "the maps are stacked along axis 0: the batch comes first, so the heads are axis 1.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, join_maps=lambda maps: sum(maps) / len(maps)),
+            "the maps were averaged, which hides who looks where: stack them along a new axis 1.",
+        ),
+    ],
+)
+
+
+# The split
 
 
 def _split(x: Tensor, num_heads: int) -> Tensor:
@@ -43,6 +107,10 @@ check_split_heads = Exercise(
             "the transpose is missing: the axes are batch, seq, heads, head_dim, and the head has to come before seq.",
         ),
         Mistake(
+            lambda x, num_heads: _split(x, num_heads).transpose(0, 1),
+            "the heads stand in front of the batch: the axes are batch, heads, seq, head_dim.",
+        ),
+        Mistake(
             lambda x, num_heads: x.unflatten(-1, (-1, num_heads)).movedim(-1, 1),
             lambda x, num_heads: (
                 f"head 0 took features 0, {num_heads}, {2 * num_heads}, ...; a head owns neighbouring ones: "
@@ -59,6 +127,28 @@ check_split_heads = Exercise(
         ),
     ],
 )
+
+
+# Memory cells
+
+check_cells = Prediction(
+    right=[1600, 640],
+    because="token 2 begins at cell 2 * 768 = 1536, and head 1 is 64 cells further on. With view alone, head 1 begins at "
+    "cell 8 * 64 = 512, and row 2 of it is 2 * 64 cells further on: feature 640 of token 0.",
+    mistakes=[
+        ([640, 1600], "the right cells in the wrong order: first view and transpose, then view alone."),
+        ([1600, 1600], "view alone reads another cell: it counts 8 rows of 64 for head 0 before head 1 begins."),
+        ([640, 640], "that is view alone, twice. After view and transpose, token 2 still begins at cell 2 * 768."),
+        ([896, 640], "the first is head 2 of token 1: the indices are batch, head, token, feature, so head 1, token 2."),
+        ([1537, 640], "the first is feature 1 of token 2: head 1 owns features 64 to 127, so it begins 64 cells on."),
+        ([1600, 576], "the second is row 1 of head 1: row 2 begins 2 * 64 cells behind the beginning of the head."),
+        ([1600, 512], "the second is row 0 of head 1: row 2 begins 2 * 64 cells behind the beginning of the head."),
+        ([1601, 641], "each is one too far: cells, like everything in Python, are counted from 0."),
+    ],
+)
+
+
+# The merge
 
 
 def _merge(x: Tensor) -> Tensor:
@@ -82,6 +172,10 @@ check_merge_heads = Exercise(
             "contiguous() before view.",
         ),
         Mistake(
+            lambda x: x.mT.reshape(x.shape[0], x.shape[2], -1),
+            "the last two axes changed places: it is heads and seq, axes 1 and 2, that have to.",
+        ),
+        Mistake(
             lambda x: x.permute(0, 2, 3, 1).flatten(2),
             "the features of all heads are interleaved: heads stand side by side, (h d) and not (d h).",
         ),
@@ -93,117 +187,9 @@ check_merge_heads = Exercise(
             lambda x: x.mean(dim=1),
             "the heads were averaged: they have to stand side by side, each with its own features.",
         ),
-    ],
-)
-
-
-def causal_attention(hidden: Tensor) -> Tensor:
-    heads = _split(hidden, 2)
-    return _merge(F.scaled_dot_product_attention(heads, heads, heads, is_causal=True))
-
-
-def causal_attention_with_a_merge_without_transpose(hidden: Tensor) -> Tensor:
-    heads = _split(hidden, 2)
-    return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).reshape(hidden.shape)
-
-
-def attention_without_a_mask(hidden: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(hidden, hidden, hidden)
-
-
-def each_token_alone(hidden: Tensor) -> Tensor:
-    return hidden.tanh()
-
-
-def last_token_reaches_the_one_before(hidden: Tensor) -> Tensor:
-    return torch.cat([hidden[:, :-2], hidden[:, -2:-1] * hidden[:, -1:], hidden[:, -1:]], dim=1)
-
-
-def second_token_reaches_the_first(hidden: Tensor) -> Tensor:
-    return torch.cat([hidden[:, :1] * hidden[:, 1:2], hidden[:, 1:]], dim=1)
-
-
-def each_token_reaches_two_back(hidden: Tensor) -> Tensor:
-    return hidden + F.pad(hidden[:, 2:], (0, 0, 0, 2))
-
-
-def one_feature_reaches_another_of_the_token_before(hidden: Tensor) -> Tensor:
-    reached = F.pad(hidden[:, 1:, 4], (0, 1))
-    return torch.cat([hidden[:, :, :2], hidden[:, :, 2:3] + reached[:, :, None], hidden[:, :, 3:]], dim=-1)
-
-
-def the_difference_of_two_features_reaches_back(hidden: Tensor) -> Tensor:
-    """Its derivatives add up to 0."""
-    return hidden + F.pad(hidden[:, 1:, :1] - hidden[:, 1:, 1:2], (0, 0, 0, 1))
-
-
-# Their names are in the sentence for a wrong answer.
-_LAYERS = [
-    causal_attention,
-    causal_attention_with_a_merge_without_transpose,
-    attention_without_a_mask,
-    each_token_alone,
-    last_token_reaches_the_one_before,
-    second_token_reaches_the_first,
-    each_token_reaches_two_back,
-    one_feature_reaches_another_of_the_token_before,
-    the_difference_of_two_features_reaches_back,
-]
-
-
-def _jacobian(layer: Callable, hidden: Tensor) -> Tensor:
-    return torch.autograd.functional.jacobian(layer, hidden)
-
-
-def _dependence(layer: Callable, hidden: Tensor) -> Tensor:
-    """Bool `[output token, input token]`."""
-    return _jacobian(layer, hidden).abs().sum(dim=(0, 2, 3, 5)) > 0
-
-
-def _sees_future_by_signed_sums(layer: Callable, hidden: Tensor, differs: Callable) -> Tensor:
-    return differs(_jacobian(layer, hidden).sum(dim=(0, 2, 3, 5)), 0).triu(1).any()
-
-
-check_sees_future = Exercise(
-    right=lambda layer, hidden: _dependence(layer, hidden).triu(1).any().item(),
-    toys=lambda draw: [(layer, random_tensor(draw, 1, 5, 6)) for layer in _LAYERS],
-    read=lambda result, layer, hidden: bool(result),
-    examples="layers",
-    mistakes=[
         Mistake(
-            lambda layer, hidden: True,
-            "it calls every layer leaky: count only the pairs above the diagonal, without the diagonal.",
-        ),
-        Mistake(
-            lambda layer, hidden: _dependence(layer, hidden).tril(-1).any(),
-            "it looks for the past: the future of output token i are the input tokens after i, above the diagonal.",
-        ),
-        Mistake(
-            lambda layer, hidden: _dependence(layer, hidden)[0, 1:].any(),
-            "it watches output token 0 alone, and misses a leak further back.",
-        ),
-        Mistake(
-            lambda layer, hidden: _dependence(layer, hidden)[:-1, -1].any(),
-            "it watches the last input token alone, and misses a leak from a token before it.",
-        ),
-        Mistake(
-            lambda layer, hidden: _dependence(layer, hidden).diagonal(1).any(),
-            "it watches the next token alone, and misses a leak from further away: take all of the upper triangle.",
-        ),
-        Mistake(
-            lambda layer, hidden: (_jacobian(layer, hidden)[0, :, 0, 0, :, 0] != 0).triu(1).any(),
-            "it looks at some features alone: any feature of the output can depend on any feature of the input.",
-        ),
-        *(
-            Mistake(
-                partial(_sees_future_by_signed_sums, differs=differs),
-                "it adds up what can cancel: take abs() of the derivatives, or change one feature at a time.",
-            )
-            for differs in (torch.ne, torch.gt)
-        ),
-        Mistake(
-            lambda layer, hidden: False,
-            f"it finds no leak anywhere, though {len(_LAYERS) - 2} of the {len(_LAYERS)} layers have one.",
+            lambda x: x.sum(dim=1),
+            "the heads were added up: they have to stand side by side, each with its own features.",
         ),
     ],
 )

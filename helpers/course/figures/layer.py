@@ -125,7 +125,7 @@ def attention_layer_sentence(
     if inside:
         facts.append(f"out comes {phrases(inside)[-1]}")
     if everything and inside[:-1]:
-        facts.append(f"on the way are {listed(phrases(inside[:-1]))}")
+        facts.append(f"on the way {'is' if len(inside) == 2 else 'are'} {listed(phrases(inside[:-1]))}")
     if everything:
         facts.append(f"drawn from top to bottom are {listed([names[part] for part in drawn])}")
     return f"{title or 'The attention layer'}: {'; '.join(facts) or 'nothing is highlighted'}."
