@@ -32,7 +32,7 @@ with prefix.attached(model):
         maps = model(**source, labels=target.input_ids, output_attentions=True).cross_attentions
 
 weights = maps[LAYER][0, HEAD, : len(TARGET), :-1]  # [target, prefix + source], without the end tokens
-InteractiveShell.instance()  # there is a display to capture
+InteractiveShell.instance().kernel = None  # a display to capture, and what tells a notebook from a script
 with capture_output() as captured:
     heat_map(
         weights,

@@ -1,7 +1,7 @@
-"""Write the repository's address, which stands in pyproject.toml, into the lessons and the README.
+"""Write the repository's address, which stands in pyproject.toml, into the lessons, the questions and the README.
 
 `python .github/stamp_address.py` after a change of `Repository` under [project.urls], in a fork for instance. Each
-lesson gets it twice, in the link to Colab under its title and in the cell that fetches `helpers` there.
+notebook gets it twice, in the link to Colab under its title and in the cell that fetches `helpers` there.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from lessons import lessons
+from lessons import lessons, questions
 
 ROOT = Path(__file__).parents[1]
 BRANCH = "main"
@@ -41,10 +41,10 @@ def colab_url(address: str, path: str = "") -> str:
     return address.replace("https://github.com", "https://colab.research.google.com/github") + f"/blob/{BRANCH}/{path}"
 
 
-def stamped_notebook(path: Path, address: str) -> str:
+def stamped_notebook(path: Path, address: str, root: Path = ROOT) -> str:
     """The notebook's file with the address in its two places; ValueError where a place is missing."""
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
-    link = f"[Open in Colab]({colab_url(address, f'notebooks/{path.name}')})"
+    link = f"[Open in Colab]({colab_url(address, path.relative_to(root).as_posix())})"
     title = notebook.cells[0]
     title.source, count = re.subn(r"(?m)^\[Open in Colab\]\(\S*\)$", lambda _: link, title.source)
     code = next((cell for cell in notebook.cells if cell.cell_type == "code"), None)
@@ -70,7 +70,8 @@ def stamped_readme(path: Path, address: str) -> str:
 def stamped_files(root: Path = ROOT) -> dict[Path, str]:
     """Each file that holds the address, as it should read."""
     address = read_address(root)
-    files = {path: stamped_notebook(path, address) for path in lessons(root / "notebooks")}
+    paths = [*lessons(root / "notebooks"), *questions(root / "notebooks" / "questions")]
+    files = {path: stamped_notebook(path, address, root) for path in paths}
     return {**files, root / "README.md": stamped_readme(root / "README.md", address)}
 
 

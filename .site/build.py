@@ -15,20 +15,22 @@ import nbformat
 from sphinx.cmd.build import build_main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from lessons import lessons
+from lessons import lessons, questions
 
 SITE = Path(__file__).parent
 ROOT = SITE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BLOB = f"{PROJECT['urls']['Repository']}/blob/main"
 PICTURES = ("notebooks/pictures/readme_picture.png", "notebooks/pictures/cost_by_prefix_length.png")  # of the README
-FIRST, LAST = "index.md", "notebooks/notation.md"
+FIRST = "index.md"
+NOTATION, QUESTIONS = "notebooks/notation.md", "notebooks/questions/README.md"
 
 
 def lay_out(source: Path) -> None:
     """Put what Sphinx is to read into one folder, in the repository's own order but for the README."""
-    names = [path.relative_to(ROOT).as_posix() for path in lessons()]
-    pages = {"README.md": FIRST, LAST: LAST, **{name: name for name in names}}
+    course, books = ([path.relative_to(ROOT).as_posix() for path in each] for each in (lessons(), questions()))
+    names = course + books
+    pages = {"README.md": FIRST} | {name: name for name in (NOTATION, QUESTIONS, *names)}
     for name in (*PICTURES, *pages):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
@@ -39,12 +41,13 @@ def lay_out(source: Path) -> None:
             if cell.cell_type == "markdown":
                 cell.source = mend_links(cell.source, name, pages)
         nbformat.write(notebook, source / name)
-    for name in ("README.md", LAST):
+    for name in ("README.md", NOTATION, QUESTIONS):
         text = mend_links((ROOT / name).read_text(encoding="utf-8"), name, pages)
         (source / pages[name]).write_text(text, encoding="utf-8")
-    order = "\n".join([*names, LAST])
     with (source / FIRST).open("a", encoding="utf-8") as file:
-        file.write(f"\n```{{toctree}}\n:hidden:\n\n{order}\n```\n")
+        for caption, contents in {"Lessons": [*course, NOTATION], "Questions": [QUESTIONS, *books]}.items():
+            order = "\n".join(contents)
+            file.write(f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{order}\n```\n")
 
 
 def mend_links(text: str, name: str, pages: dict[str, str]) -> str:

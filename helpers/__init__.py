@@ -17,7 +17,7 @@ _MODULE_OF = {
     "PrefixPerRow": "tuning.attach",
     "T5WithPrefix": "tuning.engines",
     "detach_prefix": "tuning.routing",
-    "content_attentions": "tuning.routing",
+    "content_attentions": "tuning.maps",
     "LeanT5": "tuning.lean_t5",
     "PeftT5Prefix": "tuning.peft_prefix",
     "from_peft": "tuning.peft_prefix",

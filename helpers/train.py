@@ -13,12 +13,9 @@ import inspect
 import json
 import math
 import os
-import random
-import re
 import signal
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -62,6 +59,8 @@ from helpers.bases.tasks import load_task
 from helpers.course.figures import curves, curves_sentence
 from helpers.tuning.attach import T5Prefix
 from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.pairs import data_set, hold_out, read_pairs
+from helpers.tuning.progress import Bar
 from helpers.tuning.routing import SITES
 from helpers.tuning.store import replace_file
 from helpers.tuning.training import exact_match, majority_baseline, one_thread_if_small
@@ -170,77 +169,6 @@ class _Parser(HfArgumentParser):
         return "\n".join([*lines, "", "All other options of transformers' Seq2SeqTrainingArguments work as well.", ""])
 
 
-# Data
-
-
-def read_pairs(path: str | Path) -> list[Pair]:
-    """The (source, target) pairs of a JSONL file, one object with these two strings a line; empty lines are skipped.
-
-    Raises FileNotFoundError for a missing file; ValueError, with file and line, for a line that is something else, or
-    if there is no pair.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file")
-    pairs = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-
-        def refuse(reason: str, number=number):
-            raise ValueError(f"{path}:{number}: {reason}")
-
-        try:
-            text = line.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            refuse(f"not UTF-8 ({error.reason} at byte {error.start + 1})")
-        if not text.strip():
-            continue
-        try:
-            entry = json.loads(text)
-        except json.JSONDecodeError as error:
-            refuse(f"not JSON ({error.msg} at column {error.colno})")
-        if not isinstance(entry, dict):
-            refuse(f'needs an object {{"source": ..., "target": ...}}, got a {type(entry).__name__}')
-        for key in ("source", "target"):
-            if key not in entry:
-                refuse(f"has no {key!r}, only {', '.join(map(repr, entry)) or 'nothing'}")
-            if not isinstance(entry[key], str):
-                refuse(f"{key!r} needs a string, got {json.dumps(entry[key])[:40]}")
-            if re.search("[\ud800-\udfff]", entry[key]):
-                refuse(f"{key!r} holds half of a surrogate pair, which is no character")
-        pairs.append((entry["source"], entry["target"]))
-    if not pairs:
-        raise ValueError(f"{path}: holds no pairs")
-    return pairs
-
-
-def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """`(kept, held out)`: a share of the pairs, rounded, chosen by the seed; both keep the order of the file.
-
-    Raises ValueError for a share outside 0 to 1, or if one of the two would be empty (a share of 0 holds out none).
-    """
-    count = round(share * len(pairs))
-    if not 0 <= share < 1 or count == len(pairs) or (share > 0 and count == 0):
-        raise ValueError(
-            f"validation_share {share} of {len(pairs)} pairs leaves nothing to learn or nothing to evaluate on: give "
-            "another share, 0 for no evaluation, or a validation_file"
-        )
-    chosen = set(random.Random(seed).sample(range(len(pairs)), count))
-    kept = [pair for index, pair in enumerate(pairs) if index not in chosen]
-    return kept, [pairs[index] for index in sorted(chosen)]
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> tuple[list[list[int]], int]:
-    """The tokens of each text, at most `max_length` with the end token, and how many texts were cut for that."""
-    tokens = tokenizer(list(texts), verbose=False).input_ids if texts else []
-    long = [index for index, each in enumerate(tokens) if len(each) > max_length]
-    for index in long:
-        tokens[index] = tokenizer(texts[index], truncation=True, max_length=max_length).input_ids
-    return tokens, len(long)
-
-
-# The run
-
-
 class _ExactMatch:
     """Exact match of generated texts with the targets as the file has them, not as the tokenizer can write them."""
 
@@ -267,85 +195,6 @@ class _Watch(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not math.isfinite((logs or {}).get("loss", 0.0)):
             raise FloatingPointError(f"the loss is {logs['loss']} at step {state.global_step}: lower the learning_rate")
-
-
-class _Bar(ProgressCallback):
-    """transformers' progress bars, with the loss, one line for each evaluation, and the time left, evaluations and all.
-
-    tqdm's own estimate knows of steps alone.
-    """
-
-    def __init__(self, has_validation: bool):
-        super().__init__()
-        self.has_validation = has_validation
-        self.loss = ""
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-        self.first_step, self.evaluations, self.evaluating = state.global_step, 0, 0.0
-        self.began = self.last_step_ended = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.last_step_ended = time.perf_counter()
-        if self.training_bar is not None:
-            self.training_bar.set_postfix_str(self.loss + self._time_left(state, control, args), refresh=False)
-        super().on_step_end(args, state, control, **kwargs)
-
-    def on_prediction_step(self, args, state, control, **kwargs):
-        super().on_prediction_step(args, state, control, **kwargs)
-        if self.prediction_bar is not None:
-            self.prediction_bar.set_description("evaluating")
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        super().on_evaluate(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.evaluations += 1
-            self.evaluating += time.perf_counter() - self.last_step_ended
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if self.training_bar is None:
-            return
-        if "loss" in logs:
-            self.loss = f"loss {logs['loss']:.3f}, "
-        if "eval_loss" in logs:
-            self.training_bar.write(
-                f"step {state.global_step}: validation loss {logs['eval_loss']:.4f}, "
-                f"exact match {logs['eval_exact_match']:.1%}"
-            )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        """Leave the line on which a bar stands."""
-        for bar in (self.prediction_bar, self.training_bar):
-            if bar is not None:
-                bar.close()
-
-    def _time_left(self, state, control, args) -> str:
-        """By the mean of the steps and of the evaluations so far; before the first of these, it says how many come."""
-        seconds = self.last_step_ended - self.began - self.evaluating
-        left = seconds / (state.global_step - self.first_step) * (state.max_steps - state.global_step)
-        evaluations = evaluations_left(args, state) + control.should_evaluate if self.has_validation else 0
-        if self.evaluations:
-            left += evaluations * self.evaluating / self.evaluations
-        minutes, seconds = divmod(round(left), 60)
-        text = f"about {minutes}:{seconds:02}"
-        if evaluations and not self.evaluations:
-            text += f" and {evaluations} evaluation{'s' * (evaluations > 1)}"
-        return f"{text} left"
-
-
-def evaluations_left(args: TrainingArguments, state: TrainerState) -> int:
-    """How many evaluations come after the step reached: those of the training, and the one at its end."""
-    in_training = 0
-    if args.eval_strategy == "steps":
-        in_training = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
-    elif args.eval_strategy == "epoch":
-        in_training = math.ceil(state.num_train_epochs - state.epoch)
-    return in_training + 1
 
 
 def _settings(
@@ -474,18 +323,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.generation_max_length is None:
             args.generation_max_length = ours.max_target_length + 1  # and the start token
         score = _ExactMatch(tokenizer, [target for _, target in validation])
+        limits = ours.max_source_length, ours.max_target_length
         prefixed = T5WithPrefix(model, prefix)
         trainer = Seq2SeqTrainer(
             model=prefixed,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model=prefixed),
-            train_dataset=_data_set(tokenizer, train, ours, say),
-            eval_dataset=_data_set(tokenizer, validation, ours, say) if validation else None,
+            train_dataset=data_set(tokenizer, train, *limits, say),
+            eval_dataset=data_set(tokenizer, validation, *limits, say) if validation else None,
             processing_class=tokenizer,
             compute_metrics=score,
             callbacks=[_Watch()],
         )
-        bar = nullcontext() if args.disable_tqdm else _Bar(bool(validation))
+        bar = nullcontext() if args.disable_tqdm else Bar(bool(validation))
         if not args.disable_tqdm:
             trainer.remove_callback(ProgressCallback)
             trainer.add_callback(bar)
@@ -587,8 +437,7 @@ def _use(ours: PrefixArguments, folder: Path, pairs: Sequence[Pair]) -> str:
     """Python that loads the prefix and generates for the shortest source, so that the lines stay short."""
     source = min((source for source, _ in pairs if source.strip()), key=len, default="")
     lines = f"""\
-from helpers import T5Prefix, load_base
-from helpers.tuning.training import generate_texts
+from helpers import T5Prefix, generate_texts, load_base
 model, tokenizer = load_base({ours.base!r})
 with T5Prefix.from_pretrained({str(folder / "prefix")!r}).attached(model):
     print(generate_texts(model, tokenizer, [{source!r}], max_new_tokens={ours.max_target_length}))"""
@@ -628,23 +477,6 @@ def _read_data(ours: PrefixArguments, args: TrainingArguments) -> tuple[list[Pai
             raise ValueError("load_best_model_at_end needs pairs to evaluate on")
         args.eval_strategy = "no"
     return train, validation
-
-
-def _data_set(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], ours: PrefixArguments, say) -> list[dict]:
-    """The tokens of each pair; says how many texts are cut, or cannot be written with the tokenizer."""
-    sources, targets = zip(*pairs, strict=True)
-    limits = {"sources": (sources, ours.max_source_length), "targets": (targets, ours.max_target_length)}
-    columns = []
-    for name, (texts, length) in limits.items():
-        tokens, cut = encode(tokenizer, texts, length)
-        columns.append(tokens)
-        if cut:
-            say(f"note: {cut:,} of {len(texts):,} {name} are longer than {length} tokens and are cut")
-    written = tokenizer.batch_decode(columns[1][:1000], skip_special_tokens=True)
-    lost = sum(text.strip() != target.strip() for text, target in zip(written, targets, strict=False))
-    if lost:
-        say(f"note: {lost:,} of {len(written):,} targets cannot be written exactly with this tokenizer and this length")
-    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ install_import_hook(
 )
 settings.register_profile("patient", settings(), deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("patient")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with it ignored
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # the tensors of the tests are too small to share
 enter_if_asked_for()
 

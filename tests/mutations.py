@@ -178,15 +178,13 @@ FAULTS = [
         "test_threads.py",
     ),
     # attention maps, exports
-    Fault("tuning/routing.py", "kept = given[..., slots:]", "kept = given[..., :-slots or None]", "test_maps.py"),
-    Fault("tuning/routing.py", 'if site != "cross" else 1', 'if site != "cross" else 999', "test_maps.py"),
-    Fault("tuning/routing.py", "if given.shape[-1] < slots + own:", "if False:", "test_maps.py"),
-    Fault(
-        "tuning/routing.py", '"decoder" if outputs.get("cross_attentions") else "encoder"', '"encoder"', "test_maps.py"
-    ),
+    Fault("tuning/maps.py", "kept = given[..., slots:]", "kept = given[..., :-slots or None]", "test_maps.py"),
+    Fault("tuning/maps.py", 'if site != "cross" else 1', 'if site != "cross" else 999', "test_maps.py"),
+    Fault("tuning/maps.py", "if given.shape[-1] < slots + own:", "if False:", "test_maps.py"),
+    Fault("tuning/maps.py", '"decoder" if outputs.get("cross_attentions") else "encoder"', '"encoder"', "test_maps.py"),
     Fault("tuning/routing.py", "            _check_assistant()\n", "            pass\n", "test_maps.py"),
     Fault("tuning/routing.py", ' and frame.f_code.co_name != "generate"', "", "test_maps.py"),
-    Fault("tuning/routing.py", " if renormalise else kept", "", "test_maps.py"),
+    Fault("tuning/maps.py", " if renormalise else kept", "", "test_maps.py"),
     Fault("prefix.py", "    if is_exporting():  #", "    if False:  #", "test_t5.py"),
     Fault("tuning/routing.py", "if is_exporting() and torch", "if torch", "test_t5.py"),
     Fault(
@@ -343,10 +341,10 @@ FAULTS = [
     Fault("train.py", "        sys.exit(130)", "        sys.exit(1)", "test_train.py"),
     Fault("train.py", "os._exit(130)", "pass", "test_train.py"),
     Fault("train.py", "    trainer.state = TrainerState", "    state = TrainerState", "test_train.py"),
-    Fault("train.py", "self.evaluations += 1", "pass", "test_train.py"),
-    Fault("train.py", "self.began - self.evaluating", "self.began", "test_train.py"),
-    Fault("train.py", " + control.should_evaluate if", " if", "test_train.py"),
-    Fault("train.py", 'set_description("evaluating")', "refresh()", "test_train.py"),
+    Fault("tuning/progress.py", "self.evaluations += 1", "pass", "test_train.py"),
+    Fault("tuning/progress.py", "self.began - self.evaluating", "self.began", "test_train.py"),
+    Fault("tuning/progress.py", " + control.should_evaluate if", " if", "test_train.py"),
+    Fault("tuning/progress.py", 'set_description("evaluating")', "refresh()", "test_train.py"),
     Fault("train.py", "    if path.exists():", "    if False:", "test_train.py"),
     Fault("train.py", 'ours.train_file == DEMO["train_file"]', "True", "test_train.py"),
     Fault("train.py", '"backslashreplace"', '"replace"', "test_train.py"),
@@ -466,6 +464,50 @@ FAULTS = [
     # figures in a plain script
     Fault("course/figures/canvas.py", 'hasattr(ipython.get_ipython(), "kernel")', "True", "test_plain_script.py"),
     Fault("course/figures/canvas.py", "ipython is not None and hasattr", "hasattr", "test_plain_script.py"),
+    # figures
+    Fault("course/figures/canvas.py", 'BACKGROUND = "#E2DED5"', 'BACKGROUND = "#FFFFFF"', "test_figures.py"),
+    Fault("course/figures/canvas.py", 'PREFIX_INK = "#9A4100"', "PREFIX_INK = PREFIX_COLOUR", "test_figures.py"),
+    Fault(
+        "course/figures/matrices.py",
+        "_colour_limits(values, largest), numbers)\n            axes",
+        "_colour_limits(matrix, largest), numbers)\n            axes",
+        "test_figures.py",
+    ),
+    Fault("course/figures/matrix_words.py", "< 1e-6 else 2", "< 0.01 else 2", "test_figures.py"),
+    Fault(
+        "course/figures/layer.py",
+        '("query", q), ("key", k), ("value", v)',
+        '("query", q), ("key", v), ("value", k)',
+        "test_figures.py",
+    ),
+    Fault("course/figures/layer.py", '"white", "bold"', '"white", "normal"', "test_figures.py"),
+    Fault(
+        "course/figures/layer.py",
+        "return BACKGROUND, PALE_LINE, 1.0, PALE_INK",
+        "return PAPER, LINE, 1.0, INK",
+        "test_figures.py",
+    ),
+    Fault(
+        "course/figures/layer.py",
+        '"query × keyᵀ", "scale": "÷ √head_dim"',
+        '"query × keyᵀ", "scale": "× √head_dim"',
+        "test_figures.py",
+    ),
+    Fault(
+        "course/figures/layer.py",
+        "listed([names[part] for part in lit])",
+        "listed([names[part] for part in drawn])",
+        "test_figures.py",
+    ),
+    Fault("course/figures/path.py", "** 0.5 if scaled", "if scaled", "test_figures.py"),
+    Fault("course/figures/path.py", "_bars(panels[1], weights,", "_bars(panels[1], scores,", "test_figures.py"),
+    Fault("course/figures/cells.py", "return cell // features", "return cell % features", "test_figures.py"),
+    Fault(
+        "course/figures/cells.py",
+        "colours[number])\n                if",
+        "colours[column])\n                if",
+        "test_figures.py",
+    ),
     # tensors on the model's device
     Fault("masks.py", "dtype=torch.bool, device=device", "dtype=torch.bool", "second_device_checks.py"),
     Fault(
@@ -478,16 +520,14 @@ FAULTS = [
     Fault("tuning/training.py", '"labels": labels.to(device)', '"labels": labels', "second_device_checks.py"),
     # how scores are chosen
     Fault(
-        "bases/build/measure.py",
+        "bases/scores.py",
         'return mean(row["validation_exact"]',
         'return mean(row["test_exact"]',
         "test_measure.py",
     ),
-    Fault(
-        "bases/build/measure.py", ', -mean(row["validation_loss"]', ', mean(row["validation_loss"]', "test_measure.py"
-    ),
-    Fault("bases/build/measure.py", "len(set(each)) < len(each)", "False", "test_measure.py"),
-    Fault("bases/build/measure.py", "len(set(map(frozenset, seeds.values()))) > 1", "False", "test_measure.py"),
+    Fault("bases/scores.py", ', -mean(row["validation_loss"]', ', mean(row["validation_loss"]', "test_measure.py"),
+    Fault("bases/scores.py", "len(set(each)) < len(each)", "False", "test_measure.py"),
+    Fault("bases/scores.py", "len(set(map(frozenset, seeds.values()))) > 1", "False", "test_measure.py"),
     Fault("bases/build/measure.py", "if run_of(row) in wanted]", "]", "test_measure.py"),
     Fault("bases/build/measure.py", "if run not in map(run_of, rows)", "if True", "test_measure.py"),
 ]
@@ -521,6 +561,8 @@ def main(numbers: list[int]) -> int:
         project = Path(folder) / "project"
         ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "notebooks")
         shutil.copytree(ROOT, project, ignore=ignored)
+        (project / "notebooks").mkdir()
+        shutil.copy(ROOT / "notebooks" / "conftest.py", project / "notebooks")  # how figures are compared
         for number, fault in chosen:
             survived = survives(fault, project)
             survivors += survived

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lessons import lessons
+from lessons import lessons, questions
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ADDRESS = PROJECT["urls"]["Repository"]
 LESSONS = lessons()
+BOOKS = [*LESSONS, *questions()]
 stamp = runpy.run_path(str(ROOT / ".github" / "stamp_address.py"))
 
 COLAB = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "tests/colab_versions.txt").read_text(encoding="utf-8")))
@@ -89,7 +90,9 @@ def imported(source: str) -> set[str]:
 
 
 def test_colab_has_what_helpers_and_the_lessons_import():
-    names = set().union(*(imported(path.read_text(encoding="utf-8")) for path in (ROOT / "helpers").glob("*.py")))
+    left_out = {"build", ".ipynb_checkpoints"}  # what made the bases, and what JupyterLab leaves
+    used = (path for path in (ROOT / "helpers").rglob("*.py") if path.parent.name not in left_out)
+    names = set().union(*(imported(path.read_text(encoding="utf-8")) for path in used))
     for path in LESSONS:
         _, *cells = [cell for cell in nbformat.read(path, nbformat.NO_CONVERT).cells if cell.cell_type == "code"]
         names |= set().union(*(imported(cell.source) for cell in cells))
@@ -101,12 +104,11 @@ def test_colab_has_what_helpers_and_the_lessons_import():
         assert distribution in {canonicalize_name(Requirement(each).name) for each in requires(bringer)}
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_each_lesson_starts_with_the_same_cell_and_a_link_to_itself(path):
     cells = nbformat.read(path, as_version=nbformat.NO_CONVERT).cells
-    assert (
-        cells[0].source.splitlines()[2] == f"[Open in Colab]({stamp['colab_url'](ADDRESS, f'notebooks/{path.name}')})"
-    )
+    address = stamp["colab_url"](ADDRESS, path.relative_to(ROOT).as_posix())
+    assert cells[0].source.splitlines()[2] == f"[Open in Colab]({address})"
     first = next(cell for cell in cells if cell.cell_type == "code")
     assert cells.index(first) == 1
     assert first.source == stamp["FIRST_CELL"].format(address=ADDRESS)
@@ -136,16 +138,16 @@ def test_the_address_stands_where_pyproject_says():
 
 
 def test_a_fork_changes_one_line_and_stamps(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "notebooks" / "notation.md", *LESSONS):
+    (tmp_path / "notebooks" / "questions").mkdir(parents=True)
+    for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "notebooks" / "notation.md", *BOOKS):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     fork = ADDRESS.rsplit("/", 2)[0] + "/somebody/attention-lessons"
     pyproject = tmp_path / "pyproject.toml"
     pyproject.write_text(pyproject.read_text(encoding="utf-8").replace(ADDRESS, fork), encoding="utf-8")
-    assert len(stamp["write"](tmp_path)) == len(LESSONS) + 1
+    assert len(stamp["write"](tmp_path)) == len(BOOKS) + 1
     assert stamp["write"](tmp_path) == []
     owner_and_name = ADDRESS.removeprefix("https://github.com/")
-    for path in (tmp_path / "README.md", *(tmp_path / "notebooks").glob("*")):
+    for path in (tmp_path / "README.md", *(tmp_path / "notebooks").rglob("*.*")):
         assert owner_and_name not in path.read_text(encoding="utf-8"), path.name
     assert "git clone https://github.com/somebody/attention-lessons && cd attention-lessons" in (
         tmp_path / "README.md"
@@ -163,4 +165,4 @@ def test_a_lesson_without_its_places_is_named(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# One head")])
     nbformat.write(notebook, tmp_path / "09_more.ipynb")
     with pytest.raises(ValueError, match=r"09_more.ipynb needs a line '\[Open in Colab\]\(\)'"):
-        stamp["stamped_notebook"](tmp_path / "09_more.ipynb", ADDRESS)
+        stamp["stamped_notebook"](tmp_path / "09_more.ipynb", ADDRESS, tmp_path)

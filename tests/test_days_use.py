@@ -24,7 +24,7 @@ OWN_NOTEBOOKS = [
     f"notebooks/.ipynb_checkpoints/{OPENED.removesuffix('.ipynb')}-checkpoint.ipynb",
 ]
 # Tests that go through the project's files or its notebooks. Left out is what takes long and reads no folder.
-TESTS = ["colab", "exercises", "notation", "notebooks", "package", "site", "store", "wheel"]
+TESTS = ["colab", "course", "exercises", "house", "notation", "notebooks", "package", "site", "store", "wheel"]
 LEFT_OUT = "not ten_lines and not installed_wheel and not in_the_copy"
 
 
@@ -104,7 +104,7 @@ def test_what_goes_through_the_files_passes_in_the_copy(used):
 def test_a_readers_own_notebooks_are_not_run_in_the_copy(used):
     listed = pytest_in(used, "--collect-only", "-q", "--ignore-glob=**/test_*.py").stdout
     collected = {line.split("::")[0] for line in listed.splitlines() if ".ipynb::" in line}
-    assert collected == {f"notebooks/{name}" for name in LESSONS}
+    assert collected == {path.relative_to(ROOT).as_posix() for path in (*lessons(), *questions())}
 
 
 def test_a_new_lesson_counts_before_its_first_commit_in_the_copy(used):

@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from helpers.course import figures
-from helpers.course.figures import canvas, cells, layer, memory, tables
+from helpers.course.figures import canvas, cells, layer, matrices, memory, tables
 
 WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.45, 0.25, 0.2, 0.1], [0.0, 0.44, 0.16, 0.4]]
 MASK = np.tri(3, 5, 2, dtype=bool)
@@ -491,6 +491,21 @@ def test_whole_numbers_have_no_decimals(number, text, shown, monkeypatch):
     assert f"{text}, of query 0 and key 0" in shown[0][0]["text/plain"]
 
 
+def test_maps_side_by_side_share_their_colours(shown, monkeypatch):
+    limits = []
+    draw_matrix = matrices._draw_matrix
+    monkeypatch.setattr(
+        matrices, "_draw_matrix", lambda *args, **options: limits.append(args[3]) or draw_matrix(*args, **options)
+    )
+    figures.heat_maps({"small": [[0.1, 0.2]], "large": [[0.9, 0.1]]})
+    assert limits == [(0.0, 0.9)] * 2
+
+
+def test_a_product_of_wide_matrices_fits_the_column(shown):
+    figures.matrix_product(np.eye(10), np.eye(10)[:, :7])
+    assert picture_of(shown).width <= 1.02 * canvas.WIDTH * canvas.DPI
+
+
 # The layer
 
 
@@ -561,7 +576,7 @@ def test_parts_can_have_other_names(monkeypatch):
 def test_attention_layer_sentence():
     tensors = {"hidden": torch.empty(1, 8, 64), "query": torch.empty(1, 8, 16), "output": torch.empty(1, 8, 16)}
     assert figures.attention_layer_sentence(tensors, lit=("w_k", "w_q"), title="One head") == (
-        "One head: highlighted are W_Q and W_K; in go hidden states [1, 8, 64]; out comes output [1, 8, 16]."
+        "One head: highlighted are W_Q and W_K; hidden states [1, 8, 64] go in; output [1, 8, 16] comes out."
     )
     assert "; on the way is query [1, 8, 16]; drawn from top to bottom are hidden states, W_Q," in (
         figures.attention_layer_sentence(tensors, everything=True)
@@ -609,13 +624,16 @@ def test_query_path_draws_bars_as_long_as_the_numbers(shown, monkeypatch):
 
 
 def test_memory_cells_sentence_tells_a_right_split_from_a_wrong_one():
-    assert figures.memory_cells_sentence(STEPS) == (
-        "Memory cells, 24 in a row, coloured by token: x is [1, 4, 6] with strides (24, 6, 1); each token reads its "
-        "own cells. x.view(1, 4, 2, 3) is [1, 4, 2, 3] with strides (24, 6, 3, 1); each token reads its own cells of every "
-        "head. then .transpose(1, 2) is [1, 2, 4, 3] with strides (24, 3, 6, 1); each head reads its own cells of "
-        "every token. wrong: x.view(1, 2, 4, 3) is [1, 2, 4, 3] with strides (24, 12, 3, 1); head 0 reads tokens 0 and 1 and "
-        "head 1 reads tokens 2 and 3."
-    )
+    readings = [
+        "x is [1, 4, 6] with strides (24, 6, 1); each token reads its own cells",
+        "x.view(1, 4, 2, 3) is [1, 4, 2, 3] with strides (24, 6, 3, 1); each token reads its own cells of every head",
+        "then .transpose(1, 2) is [1, 2, 4, 3] with strides (24, 3, 6, 1); "
+        "each head reads its own cells of every token",
+        "wrong: x.view(1, 2, 4, 3) is [1, 2, 4, 3] with strides (24, 12, 3, 1); "
+        "head 0 reads tokens 0 and 1 and head 1 reads tokens 2 and 3",
+    ]
+    expected = f"Memory cells, 24 in a row, coloured by token: {'. '.join(readings)}."
+    assert figures.memory_cells_sentence(STEPS) == expected
     merged = {"x": (CELLS, "b s f"), "y": (SPLIT.transpose(1, 2).reshape(1, 4, 6), "b s f")}
     assert figures.memory_cells_sentence(merged).endswith(
         "in memory of its own; token 0 reads tokens 0 and 1, token 1 reads tokens 2 and 3, token 2 reads tokens 0 and "
@@ -828,3 +846,10 @@ def test_wrong_input_is_refused_at_the_door(call, message, shown):
     with pytest.raises(ValueError, match=message):
         call()
     assert shown == []
+
+
+def test_a_zero_is_drawn_as_zero_whatever_its_last_bits_say(shown):
+    for noise in (0.0, -1e-9):
+        figures.query_path([2.0, noise], np.eye(2), np.eye(2), scaled=False)
+    plain, noisy = (output["image/png"] for output, _ in shown if "image/png" in output)
+    assert plain == noisy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lessons import LESSON_NAME, NOTEBOOKS, lessons
+from lessons import LESSON_NAME, NOTEBOOKS, lessons, questions
 from store_notebooks import METADATA, text_of
 
 PROJECT = NOTEBOOKS.parent
@@ -52,7 +52,7 @@ def read(path: Path) -> Notebook:
     return Notebook(path, nbformat.reads(text_of(path), as_version=nbformat.NO_CONVERT), path.stat().st_size)
 
 
-@pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=[*PATHS, *questions()], ids=lambda path: f"{path.parent.name}/{path.stem}")
 def notebook(request) -> Notebook:
     return read(request.param)
 
@@ -241,7 +241,7 @@ def test_what_prose_names_exists(notebook):
         for name in re.findall(r"`((?:helpers|notebooks|tests)/[\w./-]*)`", cell.source):
             assert (PROJECT / name).exists(), f"{cell.id}: there is no {name}"
         for target in re.findall(r"\]\((?!https?:|#|attachment:|mailto:)([^)#\s]+)", cell.source):
-            assert (NOTEBOOKS / target).exists(), f"{cell.id}: a link to {target}, which does not exist"
+            assert (notebook.path.parent / target).exists(), f"{cell.id}: a link to {target}, which does not exist"
 
 
 def exists(name: str) -> bool:

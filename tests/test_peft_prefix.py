@@ -30,6 +30,7 @@ from helpers.tuning.peft_prefix import CONFIG_NAME, PICKLE_NAME, WEIGHTS_NAME, P
 
 # Name: sizes of the model, what peft needs to be told of it. By itself it takes d_model for the width and the
 # encoder's depth for the decoder's.
+FLOAT32 = 5e-4  # of logits up to 6, through layers that round as another processor might
 SHAPES = {
     "an even depth": ({"d_model": 15, "num_layers": 4, "num_decoder_layers": 4}, {}),
     "an odd depth": ({"d_model": 15, "num_layers": 5, "num_decoder_layers": 5}, {}),
@@ -150,7 +151,7 @@ def test_a_reparameterised_prefix_comes_as_peft_saved_it(tmp_path):
     with prefix.attached(model):
         here = model(**inputs).logits
     assert torch.equal(here, PeftModel.from_pretrained(model, tmp_path).eval()(**inputs).logits)
-    assert difference(here, trained) < 1e-4
+    assert difference(here, trained) < FLOAT32
 
 
 def test_an_empty_prefix_changes_nothing(tmp_path):
@@ -158,7 +159,7 @@ def test_an_empty_prefix_changes_nothing(tmp_path):
     tuned_by_peft(model, num_virtual_tokens=0).save_pretrained(tmp_path)
     want = model(**inputs).logits
     with from_peft(tmp_path, model).attached(model):
-        assert difference(model(**inputs).logits, want) < 1e-4
+        assert difference(model(**inputs).logits, want) < FLOAT32
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_what_peft_reads_computes_what_it_computes_here(family, shape, tmp_path)
     with prefix.eval().attached(model):
         here = model(**inputs).logits
     in_peft = PeftModel.from_pretrained(model, tmp_path).eval()(**inputs).logits
-    assert difference(here, in_peft) < 1e-4  # peft holds prefixes in float32
+    assert difference(here, in_peft) < FLOAT32  # peft holds prefixes in float32
     spare = load_file(tmp_path / WEIGHTS_NAME)["prompt_embeddings"].view(7, -1, 30).abs().amax(dim=(0, 2)) == 0
     assert spare.sum() == 1 - len(model.decoder.block) % 2
     again = from_peft(tmp_path, model)
@@ -232,7 +233,7 @@ def test_a_prefix_without_position_bias_is_written_with_a_warning(tmp_path):
     with prefix.attached(model):
         assert difference(model(**inputs).logits, in_peft) > 1e-2
     with PeftT5Prefix(dict(prefix.encoders), prefix.base).attached(model):
-        assert difference(model(**inputs).logits, in_peft) < 1e-4
+        assert difference(model(**inputs).logits, in_peft) < FLOAT32
 
 
 def test_peft_finds_the_base_by_its_name(tmp_path):

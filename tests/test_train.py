@@ -23,11 +23,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
+from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration, TrainerState, TrainingArguments
 
 from helpers import train
 from helpers.bases.load import load_base
 from helpers.bases.tasks import load_task
+from helpers.tuning import pairs, progress
 from helpers.tuning.attach import T5Prefix
 from helpers.tuning.training import generate_texts
 
@@ -147,7 +148,7 @@ def test_the_share_held_out_depends_on_the_seed_alone():
 
 def test_long_texts_are_cut_before_the_end_token_and_counted():
     tokenizer = ByT5Tokenizer()
-    tokens, cut = train.encode(tokenizer, ["abc", "abcd", "abcdef"], 5)
+    tokens, cut = pairs.encode(tokenizer, ["abc", "abcd", "abcdef"], 5)
     assert tokens == tokenizer(["abc", "abcd", "abcd"]).input_ids
     assert {each[-1] for each in tokens} == {tokenizer.eos_token_id}
     assert cut == 1
@@ -256,8 +257,7 @@ def test_a_target_the_tokenizer_cannot_write_is_no_match_even_if_decoded_labels_
     score = train._ExactMatch(tokenizer, ["a 火 b", "a"])
     assert score(Prediction(tokenizer, ["a 火 b", "a", "a"])) == {"exact_match": 0.5}
     assert len(score.texts) == 2
-    limits = train.PrefixArguments(base="wordnet", train_file="")
-    train._data_set(tokenizer, [("a", "a 火 b"), ("a", "a")], limits, print)
+    pairs.data_set(tokenizer, [("a", "a 火 b"), ("a", "a")], 100, 100, print)
     assert "note: 1 of 2 targets cannot be written exactly with this tokenizer" in capsys.readouterr().out
 
 
@@ -724,19 +724,20 @@ def test_the_lines_that_use_a_prefix_survive_any_name_and_any_terminal(monkeypat
         ("epoch", {"global_step": 34, "epoch": 1.0}, 3),
     ],
 )
-def test_the_evaluations_left_are_counted(strategy, state, left):
-    state = SimpleNamespace(max_steps=100, eval_steps=30, num_train_epochs=3, **state)
-    assert train.evaluations_left(SimpleNamespace(eval_strategy=strategy), state) == left
+def test_the_evaluations_left_are_counted(strategy, state, left, tmp_path):
+    args = TrainingArguments(output_dir=str(tmp_path), eval_strategy=strategy, eval_steps=30, use_cpu=True)
+    state = TrainerState(max_steps=100, eval_steps=30, num_train_epochs=3, **state)
+    assert progress.evaluations_left(args, state) == left
 
 
-def test_the_time_left_has_the_evaluations_in_it(monkeypatch):
+def test_the_time_left_has_the_evaluations_in_it(monkeypatch, tmp_path):
     now = 0.0
-    monkeypatch.setattr(train.time, "perf_counter", lambda: now)
-    args = SimpleNamespace(eval_strategy="steps")
-    state = SimpleNamespace(global_step=10, max_steps=50, eval_steps=20, is_world_process_zero=True)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    args = TrainingArguments(output_dir=str(tmp_path), eval_strategy="steps", eval_steps=20, use_cpu=True)
+    state = TrainerState(global_step=10, max_steps=50, eval_steps=20, is_world_process_zero=True)
     control = SimpleNamespace(should_evaluate=False)
     seen = {}
-    with train._Bar(has_validation=True) as bar:
+    with progress.Bar(has_validation=True) as bar:
         bar.on_train_begin(args, state, control)  # of a run that is continued from step 10
         for step in range(11, 51):
             now += 2

@@ -3,9 +3,11 @@
 Which guest attends to whom can be read off the data, so that a map which a head has learned can be right or wrong.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Finn", "Gus", "Hana", "Ivo", "Jana")
@@ -69,6 +71,24 @@ def draw_visitors(tables: Tables, num_guests: int) -> Tables:
     wanted = torch.rand(count, num_wishes, num_seats).argsort()[..., :num_guests].mT
     wished_names, answers = _at(wanted, tables.names, tables.gifts)
     return Tables(hidden_states(names, wished_names, gifts), names, gifts, wanted, answers)
+
+
+def learn(
+    network: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], num_wishes: int, rate: float = 0.02, steps=400
+) -> None:
+    """Train a network from hidden states to votes `[tables, guests, wishes, gifts]`, on 64 new tables a step.
+
+    The loop of lesson 1, but that the rate falls to 0, so that the last steps no longer shake the result.
+    """
+    optimiser = torch.optim.Adam(parameters, lr=rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1, 0, steps)
+    for _ in range(steps):
+        tables = draw_tables(64, num_wishes)
+        loss = F.cross_entropy(network(tables.hidden).flatten(0, 2), tables.answers.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
 
 
 def seat(names: Tensor, gifts: Tensor, wanted: Tensor) -> Tables:

@@ -59,6 +59,18 @@ WRONG_ANSWERS = {
         (one_after_the_other, "raised RuntimeError"),
         (lambda hidden, heads: several(hidden, heads[:, [1, 0, 2]]), "Your output 0 has the right shape"),
     ],
+    "check_other_gift": [
+        (5 / 14, "round it to two decimals"),
+        (0.357, "round it to two decimals"),
+        (36, "a number from 0 to 1"),
+        (0.25, "One time in seven they are for the same"),
+        (0.14, "Otherwise it is right now and then"),
+        (0.39, "six times in seven"),
+        (0.04, "the two add up"),
+        (0.5, "has not learned the other map"),
+        (0.21, "wishes for the same guest are missing"),
+        (1.0, "is not what comes out"),
+    ],
     "check_split_heads": [
         (lambda x, h: x.view(len(x), h, x.shape[1], -1), "view alone: all 5 rows of head 0 come from the first 2 of 5"),
         (lambda x, h: torch.stack(x.chunk(h, 1), 1), "raised RuntimeError: stack expects each tensor to be equal size"),

@@ -15,29 +15,27 @@ needs neither.
 """
 
 import argparse
-import csv
 import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Optional, get_args
+from typing import Optional
 
 import torch
 from torch import nn
 from transformers import ByT5Tokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from helpers.bases.load import load_base
+from helpers._shapes import Pair
 from helpers.bases.build.pretraining import sha256
-from helpers.bases.scores import BASES, RUN_TYPES, RESULTS, COLUMNS, Run, append_score, chosen_runs, read_scores, run_of
+from helpers.bases.load import load_base
+from helpers.bases.scores import BASES, COLUMNS, Run, append_score, chosen_runs, read_scores, run_of
+from helpers.bases.tasks import load_task
 from helpers.heads import split_heads
 from helpers.prefix import PrefixEncoder
 from helpers.tuning.attach import T5Prefix
 from helpers.tuning.routing import SITES, stacks_by_site
-from helpers._shapes import Pair
-from helpers.bases.tasks import load_task
 from helpers.tuning.training import collate, exact_match, fit, generate_texts, majority_baseline
 
 ALL_SITES = "+".join(SITES)

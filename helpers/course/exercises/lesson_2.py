@@ -71,6 +71,27 @@ check_several_heads = Exercise(
 )
 
 
+# One map for two wishes
+
+check_other_gift = Prediction(
+    right=0.36,
+    because="1/7 + 6/7 * 1/4 = 0.357: the same guest, or else another guest with the same gift.",
+    mistakes=[
+        *(
+            (unrounded, "the right number: round it to two decimals.")
+            for unrounded in (0.357, 5 / 14, 1 / 7 + 6 / 7 / 4, 1 / 7 + 6 / 7 * 1 / 4, 1 / 7 + 6 / 7 * (1 / 4))
+        ),
+        (36, "as a share, please: a number from 0 to 1."),
+        (0.25, "one in four is right if the wishes are for different guests. One time in seven they are for the same."),
+        (0.14, "that is how often both wishes are for the same guest. Otherwise it is right now and then, too."),
+        (0.39, "the one in four counts for the other six times in seven only, when the guests are different."),
+        (0.04, "the two add up: the same guest, or another one with the same gift."),
+        (0.5, "it answers both times with the same gift, and has not learned the other map at all."),
+        (0.21, "that is the share of different guests with the same gift; the wishes for the same guest are missing."),
+    ],
+)
+
+
 # The split
 
 
@@ -133,13 +154,16 @@ check_split_heads = Exercise(
 
 check_cells = Prediction(
     right=[1600, 640],
-    because="token 2 begins at cell 2 * 768 = 1536, and head 1 is 64 cells further on. With view alone, head 1 begins at "
-    "cell 8 * 64 = 512, and row 2 of it is 2 * 64 cells further on: feature 640 of token 0.",
+    because="token 2 begins at cell 2 * 768 = 1536, and head 1 is 64 cells further on. With view alone, head 1 begins "
+    "at cell 8 * 64 = 512, and row 2 of it is 2 * 64 cells further on: feature 640 of token 0.",
     mistakes=[
         ([640, 1600], "the right cells in the wrong order: first view and transpose, then view alone."),
         ([1600, 1600], "view alone reads another cell: it counts 8 rows of 64 for head 0 before head 1 begins."),
         ([640, 640], "that is view alone, twice. After view and transpose, token 2 still begins at cell 2 * 768."),
-        ([896, 640], "the first is head 2 of token 1: the indices are batch, head, token, feature, so head 1, token 2."),
+        (
+            [896, 640],
+            "the first is head 2 of token 1: the indices are batch, head, token, feature, so head 1, token 2.",
+        ),
         ([1537, 640], "the first is feature 1 of token 2: head 1 owns features 64 to 127, so it begins 64 cells on."),
         ([1600, 576], "the second is row 1 of head 1: row 2 begins 2 * 64 cells behind the beginning of the head."),
         ([1600, 512], "the second is row 0 of head 1: row 2 begins 2 * 64 cells behind the beginning of the head."),

@@ -7,7 +7,6 @@ from matplotlib.patches import FancyBboxPatch
 
 from helpers.course.figures.canvas import (
     BACKGROUND,
-    COLOURS,
     PREFIX_COLOUR,
     PREFIX_INK,
     axes_on,
@@ -47,7 +46,7 @@ PREFIX = ("prefix_key", "prefix_value", "all_keys", "all_values")
 EXTRAS = ("source", "split", *PREFIX, "bias", "mask", "merged", "w_o")
 
 INK, PALE_INK, LINE, PALE_LINE, PAPER = "#1A1A1A", "#5F5B53", "#4D4A44", "#A39E93", "#F3F1EB"
-LIT = COLOURS[0]
+LIT = "#1A69A6"  # the first colour, lighter: with white letters in it, versions of matplotlib differ less
 NAME_SIZE, SHAPE_SIZE = 9.5, 9  # points
 BOX, ONE_LINE, TWO_LINES, STEM, ARROW = 0.28, 0.22, 0.4, 0.07, 0.17  # inches
 
@@ -121,9 +120,9 @@ def attention_layer_sentence(
     into, inside = [part for part in ways_in if part in shapes], [part for part in shapes if part not in ways_in]
     facts = [f"highlighted {'is' if len(lit) == 1 else 'are'} {listed([names[part] for part in lit])}"] if lit else []
     if into:
-        facts.append(f"in go {listed(phrases(into))}")
+        facts.append(f"{listed(phrases(into))} {'goes' if len(into) == 1 and into != ['hidden'] else 'go'} in")
     if inside:
-        facts.append(f"out comes {phrases(inside)[-1]}")
+        facts.append(f"{phrases(inside)[-1]} {'come' if names[inside[-1]].endswith('s') else 'comes'} out")
     if everything and inside[:-1]:
         facts.append(f"on the way {'is' if len(inside) == 2 else 'are'} {listed(phrases(inside[:-1]))}")
     if everything:
@@ -308,9 +307,9 @@ class _Drawing:
         for x, top, bottom, head in self.arrows:
             style = {"arrowstyle": "-|>,head_width=0.18,head_length=0.32" if head else "-", "color": LINE}
             style |= {"linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", (x, bottom), (x, top), arrowprops=style)
+            axes.annotate("", (x, bottom), (x, top), arrowprops=style, zorder=0.5)  # below the boxes
         for left, right, y in self.bars:
-            axes.plot([left, right], [y, y], color=LINE, linewidth=1.1, solid_capstyle="projecting")
+            axes.plot([left, right], [y, y], color=LINE, linewidth=1.1, solid_capstyle="projecting", zorder=0.5)
         for place, text, part in sorted(self.boxes, key=lambda box: box[2] in self.lit):  # bold edges are above others
             fill, edge, thickness, ink, weight = self._look(part)
             self._rectangle(axes, place, fill, edge, thickness, 0.0)

@@ -175,7 +175,11 @@ def matrix_product(
     left, right = to_array(left).astype(float), to_array(right).astype(float)
     factors = (left, right, left @ right)
     limits = _colour_limits(np.concatenate([matrix.ravel() for matrix in factors]))
-    cell, gap = (46 / DPI, 40 / DPI), 0.4
+    gap = 0.35
+    # As wide as the column allows, but wide enough for the numbers.
+    room = (WIDTH - 2 * gap - 0.3) * DPI / sum(matrix.shape[1] for matrix in factors)
+    wide = round(min(46, max(room, *(_cell_width(value, matrix) for matrix in factors for value in matrix.flat))))
+    cell = wide / DPI, min(wide, 40) / DPI
     widths = [max(matrix.shape[1] * cell[0], text_width(name, 10)) for matrix, name in zip(factors, names, strict=True)]
     height = max(len(matrix) for matrix in factors) * cell[1]
     with styled():

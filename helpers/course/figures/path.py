@@ -16,7 +16,7 @@ from helpers.course.figures.canvas import (
     styled,
     text_width,
 )
-from helpers.course.figures.matrix_words import key_names
+from helpers.course.figures.matrix_words import digits_of, key_names
 from helpers.course.figures.words import number_text, to_array
 
 LARGEST = 16  # keys: a row for each
@@ -100,7 +100,7 @@ def query_path_sentence(
     names = key_names(len(scores), labels, prefix_length)
     mixed = weights @ values
     each = [
-        f"{name} {number_text(score)} and {number_text(weight)}"
+        f"{name} {number_text(score, digits_of(scores))} and {number_text(weight)}"
         for name, score, weight in zip(names, scores, weights, strict=True)
     ]
     best = int(np.round(weights, 2).argmax())
@@ -139,6 +139,7 @@ def _sign(figure, place: tuple[float, float, float, float], text: str, height: f
 
 def _bars(axes, values: np.ndarray, colours: Sequence[str], smallest_end: float = 0.0) -> None:
     """Horizontal bars from zero, each with its number at the side that is free."""
+    values = np.where(np.abs(values) < 1e-6, 0.0, values)  # a zero is one whatever its last bits say
     axes.barh(range(len(values)), values, color=colours, height=0.62)
     low, high = min(values.min(), 0.0), max(values.max(), 0.0, smallest_end)
     sides = 0.66 if low < 0 < high else 0.33  # of the width, for the numbers beyond the bars
@@ -150,7 +151,7 @@ def _bars(axes, values: np.ndarray, colours: Sequence[str], smallest_end: float 
     )
     for row, value in enumerate(values):
         axes.annotate(
-            number_text(value),
+            number_text(value, digits_of(values)),
             (value, row),
             xytext=(-3 if value < 0 else 3, 0),
             textcoords="offset points",
