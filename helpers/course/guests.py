@@ -74,7 +74,11 @@ def draw_visitors(tables: Tables, num_guests: int) -> Tables:
 
 
 def learn(
-    network: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], num_wishes: int, rate: float = 0.02, steps=400
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    num_wishes: int,
+    rate: float = 0.02,
+    steps: int = 400,
 ) -> None:
     """Train a network from hidden states to votes `[tables, guests, wishes, gifts]`, on 64 new tables a step.
 
