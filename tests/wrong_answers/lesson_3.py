@@ -356,6 +356,16 @@ WRONG_ANSWERS = {
         ),
         (lambda layer, hidden: layer(hidden) > 0, r"returns a tensor \[1, 5, 6\]"),
     ],
+    "check_mask_shape": [
+        ([1000, 7], "taken for 1000 queries"),
+        ((1000, 1, 7), "one axis is missing"),
+        ([1000, 1, 7, 1], "hides who asks"),
+        ([1000, 7, 1, 1], "keys are the last axis"),
+        ([1000, 2, 7, 7], "written 14 times"),
+        ([1000, 1, 7, 7], "written 7 times"),
+        ([1, 1, 1, 7], "one mask for all tables"),
+        ([7, 1, 1, 1000], "is not what comes out"),
+    ],
     "check_step": [
         ([1, 12, 6, 6], "the whole map, as without a cache"),
         ([1, 12, 1, 5], "also looks at itself"),

@@ -87,7 +87,7 @@ check_multi_head_attention = Exercise(
         ),
         Mistake(
             class_of(_split_before_projecting),
-            "a matrix met single heads: q_proj, k_proj and v_proj come before split_heads, and o_proj after merge_heads.",
+            "a matrix met single heads: q_proj, k_proj and v_proj come before split_heads, o_proj after merge_heads.",
         ),
         *(
             Mistake(class_of(wrong), "there is one head: query, key and value have to go through split_heads as well.")
@@ -214,6 +214,24 @@ check_masked_mix = Exercise(
             lambda *toy: masked_mix(*toy)[0],
             "the mixed values are right; return the weights as well, as masked_late does.",
         ),
+    ],
+)
+
+
+check_mask_shape = Prediction(
+    right=[1000, 1, 1, 7],
+    because="tables and keys have axes of their own; heads and queries share one mask each.",
+    mistakes=[
+        ([1000, 7], "shapes are aligned from the right, so 1000 tables would be taken for 1000 queries."),
+        (
+            [1000, 1, 7],
+            "shapes are aligned from the right, so tables would be taken for heads: one axis is missing.",
+        ),
+        ([1000, 1, 7, 1], "the 7 is on the axis of the queries: that hides who asks, not who is asked."),
+        ([1000, 7, 1, 1], "the 7 is on the axis of the heads; keys are the last axis."),
+        ([1000, 2, 7, 7], "that works too, with the same row written 14 times: axes of length 1 save that."),
+        ([1000, 1, 7, 7], "that works too, with the same row written 7 times: an axis of length 1 saves that."),
+        ([1, 1, 1, 7], "that is one mask for all tables; each has other empty seats."),
     ],
 )
 
