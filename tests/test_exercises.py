@@ -43,14 +43,15 @@ def stubs_and_solutions() -> list:
                 )
                 assert solution, f"no folded solution behind {cell.id}"
                 found.append(pytest.param(check[1], cell.source, solution[1], imports, id=cell.id))
+                imports += "\n" + cell.source  # what the reader, or the course, wrote before
     return found
 
 
 def _imports(source: str) -> str:
-    """The import statements of a cell, but for what only Colab runs."""
+    """What a cell imports, but for what only Colab runs, and the classes that exercises extend."""
     if "google.colab" in source:
         return ""
-    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef)]
     return "\n".join(map(ast.unparse, nodes))
 
 
@@ -60,7 +61,10 @@ of_the_notebooks = pytest.mark.parametrize(("check", "stub", "solution", "import
 
 @of_the_notebooks
 def test_the_stub_is_not_done_yet(check, stub, solution, imports, capsys):
-    exec(imports + "\n" + stub, {})
+    names = {}
+    exec(imports, names)
+    capsys.readouterr()
+    exec(stub, names)
     printed = capsys.readouterr().out
     assert printed.startswith("Not done yet: ")
     assert printed.count("\n") == 1
@@ -69,7 +73,10 @@ def test_the_stub_is_not_done_yet(check, stub, solution, imports, capsys):
 @of_the_notebooks
 def test_the_folded_solution_is_right(check, stub, solution, imports, capsys):
     call = re.search(rf"^(?:\w+ = )?{check}(?:\.or_ours)?\(.*\)$", stub, flags=re.MULTILINE)[0]
-    exec(f"{imports}\n{solution}\n{call}", {})
+    names = {}
+    exec(imports, names)
+    capsys.readouterr()
+    exec(f"{solution}\n{call}", names)
     assert capsys.readouterr().out.startswith("Correct: ")
 
 

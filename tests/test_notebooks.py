@@ -156,7 +156,8 @@ def test_cells_are_short(notebook):
     for cell in notebook.code:
         assert 1 <= lines(cell) <= MAX_LINES, f"{cell.id} has {lines(cell)} lines"
     median = statistics.median(map(lines, notebook.code))
-    assert median <= MAX_MEDIAN, f"the median code cell has {median} lines"
+    if notebook.path.parent == NOTEBOOKS:  # the proof of an answer is one cell, setup and all
+        assert median <= MAX_MEDIAN, f"the median code cell has {median} lines"
 
 
 def test_code_lines_are_not_cut_off(notebook):

@@ -27,6 +27,7 @@ class Tables(NamedTuple):
     Attributes:
         hidden: `[tables, guests, 32]`, what a network reads: for each guest the sum of three random vectors, one for
             its name, one for the name that it wishes (one more for a second wish), and one for the gift it has brought.
+            In torch's default type; in double precision the same on every processor, to the last bit.
         names, gifts: `[tables, guests]`, who sits there, and what it has brought.
         wanted: `[tables, guests, wishes]`, the seat of the guest whose gift is wanted: the right attention map.
         answers: `[tables, guests, wishes]`, the gift that this guest has brought: what a network shall say.
@@ -45,6 +46,31 @@ def draw_tables(count: int, num_wishes: int = 1, num_guests: int = 7) -> Tables:
     gifts = torch.randint(len(GIFTS), (count, num_guests))
     wanted = torch.rand(count, num_wishes, num_guests).argsort().mT
     return seat(names, gifts, wanted)
+
+
+def draw_half_empty_tables(count: int, num_wishes: int = 1, num_seats: int = 7) -> tuple[Tables, Tensor]:
+    """Tables to which two guests or more have come, but not always all, and bool `[tables, seats]`: who has come.
+
+    Who has come sits in front, and wants gifts of others who have. On each empty seat a card of the night before has
+    been left, with a name, wishes and a gift of its own: `hidden` cannot tell it from a guest. Names are drawn anew
+    each night, so a guest and a card may have the same one.
+    """
+    here = torch.arange(num_seats) < torch.randint(2, num_seats + 1, (count, 1))
+    tonight, last_night = (torch.rand(count, len(NAMES)).argsort()[:, :num_seats] for _ in range(2))
+    gifts = torch.randint(len(GIFTS), (count, num_seats))
+    # All who are here come before all who are not, in a random order among themselves: nobody wants a card's gift.
+    wanted = (torch.rand(count, num_wishes, num_seats) + ~here[:, None]).argsort().mT
+    return seat(torch.where(here, tonight, last_night), gifts, wanted), here
+
+
+def draw_visitors(tables: Tables, num_guests: int) -> Tables:
+    """Guests of other tables, one beside each of `tables`, who want gifts from there: `wanted` holds seats there."""
+    count, num_seats, num_wishes = tables.wanted.shape
+    names = torch.rand(count, len(NAMES)).argsort()[:, :num_guests]
+    gifts = torch.randint(len(GIFTS), (count, num_guests))
+    wanted = torch.rand(count, num_wishes, num_seats).argsort()[..., :num_guests].mT
+    wished_names, answers = _at(wanted, tables.names, tables.gifts)
+    return Tables(hidden_states(names, wished_names, gifts), names, gifts, wanted, answers)
 
 
 def learn(
@@ -71,22 +97,34 @@ def learn(
 
 def seat(names: Tensor, gifts: Tensor, wanted: Tensor) -> Tables:
     """The tables of these guests: `names` and `gifts` `[tables, guests]`, `wanted` `[tables, guests, wishes]`."""
-    wished_names, answers = (
-        each[:, :, None].expand(-1, -1, wanted.shape[-1]).gather(1, wanted) for each in (names, gifts)
-    )
+    wished_names, answers = _at(wanted, names, gifts)
     return Tables(hidden_states(names, wished_names, gifts), names, gifts, wanted, answers)
+
+
+def _at(seats: Tensor, *of_each_seat: Tensor) -> list[Tensor]:
+    """What `[tables, seats]` hold at these seats `[tables, guests, wishes]`."""
+    return [each[:, :, None].expand(-1, -1, seats.shape[-1]).gather(1, seats) for each in of_each_seat]
 
 
 def hidden_states(names: Tensor, wished_names: Tensor, gifts: Tensor) -> Tensor:
     """`[tables, guests, 32]` of names and gifts `[tables, guests]` and wished names `[tables, guests, wishes]`."""
-    wishes = sum(_OF_WISH[wish][wished_names[..., wish]] for wish in range(wished_names.shape[-1]))
-    return _OF_NAME[names] + wishes + _OF_GIFT[gifts]
+    of_name, of_wish, of_gift = map(_in_default_type, (_OF_NAME, _OF_WISH, _OF_GIFT))
+    wishes = sum(of_wish[wish][wished_names[..., wish]] for wish in range(wished_names.shape[-1]))
+    return of_name[names] + wishes + of_gift[gifts]
 
 
-def print_table(tables: Tables, table: int = 0) -> None:
-    """One table in words, a line a guest."""
+def _in_default_type(vectors: Tensor) -> Tensor:
+    """In double precision rounded to 1/64: processors differ in the last bits of a normal of single precision."""
+    return (64 * vectors.double()).round() / 64 if torch.get_default_dtype() == torch.float64 else vectors
+
+
+def print_table(tables: Tables, table: int = 0, here: Tensor | None = None) -> None:
+    """One table in words, a line a seat. `here`, bool `[tables, seats]`, says where a guest sits, and not a card."""
     names, gifts = ([all_[each] for each in ids[table]] for all_, ids in ((NAMES, tables.names), (GIFTS, tables.gifts)))
     for guest, seats in enumerate(tables.wanted[table].tolist()):
+        if here is not None and not here[table, guest]:
+            print(f"seat {guest}: nobody; on last night's card, {names[guest]} has brought {gifts[guest]}")
+            continue
         wishes = " and of ".join(names[wished] for wished in seats)
         print(f"seat {guest}: {names[guest]:4} has brought {gifts[guest]} and wants the gift of {wishes}")
 

@@ -173,8 +173,8 @@ def _result_difference(got, wanted, name: str) -> str:
     if (got.dtype == torch.bool) != (wanted.dtype == torch.bool):
         return f"{name} has dtype {got.dtype}, expected {wanted.dtype}."
     got, wanted = got.detach().double(), wanted.detach().double()
-    # Also right: an answer that went through float32.
-    differs = ~torch.isclose(got, wanted, rtol=1e-4, atol=1e-5)
+    # Also right: an answer that went through float32. NaN equals NaN: a mistake that gives it is recognised by it.
+    differs = ~torch.isclose(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
     if not differs.any():
         return ""
     if torch.allclose(got.flatten().sort().values, wanted.flatten().sort().values, rtol=1e-4, atol=1e-5):
@@ -215,7 +215,7 @@ def _described(toy: tuple, answer: Callable) -> str:
 def _description(argument: Any) -> str:
     if isinstance(argument, Tensor):
         return str(list(argument.shape))
-    return argument.__name__ if callable(argument) else repr(argument)
+    return getattr(argument, "__name__", type(argument).__name__) if callable(argument) else repr(argument)
 
 
 def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
