@@ -20,6 +20,7 @@ from helpers.course.figures.matrix_words import digits_of, key_names
 from helpers.course.figures.words import number_text, to_array
 
 LARGEST = 16  # keys: a row for each
+MOST_NUMBERS = 4  # of a value that fit into its row
 ROW, TOP, LAST = 0.3, 0.42, 0.36  # inches: a key's row, the columns' names, the row of the sum
 
 
@@ -32,6 +33,7 @@ def query_path(
     query_label: str = "",
     prefix_length: int = 0,
     scaled: bool = True,
+    value_labels: Sequence[str] | None = None,
     title: str = "",
     caption: str | None = None,
 ) -> None:
@@ -39,7 +41,8 @@ def query_path(
 
     `query` is `[head_dim]`, `keys` are `[keys, head_dim]`, `values` `[keys, value_dim]`. The last row is the sum of the
     column above it, which is the mixed value. The first `prefix_length` keys are the prefix, named p0, p1, ...;
-    `labels` name the others. With `scaled`, scores are divided by √head_dim.
+    `labels` name the others, `value_labels` the columns of the values; a sum of at most four is written out.
+    With `scaled`, scores are divided by √head_dim.
     """
     sentence = query_path_sentence(
         query,
@@ -57,11 +60,13 @@ def query_path(
     left = 0.2 + text_width(max(names, key=len))
     widths, gap = (1.45, 1.05, 1.05, 1.05), 0.14
     places = [sum(widths[:number]) + gap * number for number in range(4)]
+    below = 0.0 if value_labels is None else 0.12 + max(text_width(_last_word(label)) for label in value_labels)
+    bottom = TOP + height + 0.06 + below
     parts = weights[:, None] * values
     mixed = parts.sum(axis=0)
     colours = [PREFIX_COLOUR if number < prefix_length else COLOURS[0] for number in range(len(scores))]
     with styled():
-        figure = new_canvas(sum(widths) + 3 * gap, TOP + height + 0.06 + LAST, title, left=left, bottom=0.1, right=0.12)
+        figure = new_canvas(sum(widths) + 3 * gap, bottom + LAST, title, left=left, bottom=0.1, right=0.12)
         asks = f"{query_label}'s query · key" if query_label else "query · key"
         heads = (("score", asks), ("weight", "softmax"), ("value", ""), ("weight × value", ""))
         panels = [axes_on(figure, x, TOP, width, height) for x, width in zip(places, widths, strict=True)]
@@ -76,11 +81,14 @@ def query_path(
         largest = max(np.abs(values).max(), 1e-9)
         _strips(panels[2], values, largest)
         _strips(panels[3], parts, largest)
-        bottom = TOP + height + 0.06
+        if value_labels is not None:
+            for panel in panels[2:]:
+                panel.set_xticks(range(values.shape[1]), [_last_word(label) for label in value_labels], rotation=90)
+                panel.tick_params(axis="x", labelsize=8.5, length=0, pad=2)
         _sign(figure, (places[1], bottom, widths[1], LAST), f"sum {number_text(weights.sum(), 0)}")
         _sign(figure, (places[2], bottom, widths[2] + gap, LAST), "sum = mixed", weight="bold")
         total = axes_on(figure, places[3], bottom + 0.03, widths[3], ROW)
-        _strips(total, mixed[None], largest)
+        _strips(total, mixed[None], largest, numbers=len(mixed) <= MOST_NUMBERS)
         total.spines[:].set(visible=True, color="black", linewidth=1.8)
         show(figure, sentence, caption)
 
@@ -165,14 +173,18 @@ def _bars(axes, values: np.ndarray, colours: Sequence[str], smallest_end: float 
     axes.set_yticks([])
 
 
-def _strips(axes, values: np.ndarray, largest: float) -> None:
-    """A row of cells for each vector; with numbers in them where there are few."""
+def _last_word(label: str) -> str:
+    return label.split()[-1]
+
+
+def _strips(axes, values: np.ndarray, largest: float, numbers: bool = False) -> None:
+    """A row of cells for each vector; with numbers in them if asked for, or where there are few."""
     image = axes.imshow(
         values, cmap=colormaps["PuOr"], vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest"
     )
     for row in range(1, len(values)):
         axes.axhline(row - 0.5, color="white", linewidth=1.5)
-    if values.shape[1] <= 3:
+    if numbers or values.shape[1] <= 3:
         for (row, column), value in np.ndenumerate(values):
             axes.text(
                 column,
