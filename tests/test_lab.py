@@ -88,6 +88,16 @@ def wait_for_server(server: subprocess.Popen, home: Path) -> str:
     raise RuntimeError(f"JupyterLab did not start:\n{(home / 'log').read_text(encoding='utf-8')}")
 
 
+def opened_by(home: Path) -> Path:
+    """The page that JupyterLab has the reader's browser open; it writes it a moment after it answers."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        for path in (home / "runtime").glob("jpserver-file-to-run-*-open.html"):
+            return path
+        time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab opened nothing:\n{(home / 'log').read_text(encoding='utf-8')}")
+
+
 @pytest.fixture
 def page(browser, address):
     context = browser.new_context(viewport={"width": 1280, "height": 900})
@@ -120,10 +130,7 @@ def test_the_readmes_command_opens_lesson_1_beside_the_list_of_lessons(page, scr
     target = re.search(r"^python3 .*jupyter lab (\S+)$", README, flags=re.MULTILINE)[1]
     shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
     with jupyterlab(tmp_path, tmp_path / target):
-        (opened,) = (tmp_path / "runtime").glob(
-            "jpserver-file-to-run-*-open.html"
-        )  # what it has the reader's browser open
-        page.goto(opened.as_uri())
+        page.goto(opened_by(tmp_path).as_uri())
         page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.context?.isReady")
         assert page.evaluate("jupyterapp.shell.currentWidget.context.path") == LESSONS[0].name
         listed = page.locator(".jp-DirListing-itemText")
