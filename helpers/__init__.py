@@ -13,6 +13,7 @@ _MODULE_OF = {
     "MultiHeadAttention": "attention",
     "PrefixEncoder": "prefix",
     "join_prefix": "prefix",
+    "split_prefix": "prefix",
     "T5Prefix": "tuning.attach",
     "PrefixPerRow": "tuning.attach",
     "T5WithPrefix": "tuning.engines",

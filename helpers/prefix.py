@@ -133,6 +133,38 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
+def split_prefix(
+    rows: Float[Tensor, "batch prefix row_dim"], num_layers: int, num_heads: int, head_dim: int
+) -> Float[Tensor, "layers 2 batch heads prefix head_dim"]:
+    """The key and the value of each layer, from flat rows, one for each slot of a prefix.
+
+        [batch, prefix, layers * 2 * heads * head_dim]  ->  [layers, 2, batch, heads, prefix, head_dim]
+
+    The numbers of a row are in the order layer, key or value, head, feature; so `for key, value in split_prefix(...)`
+    gives each layer its pair, `[batch, heads, prefix, head_dim]`. It is a view where the rows allow one.
+
+    Args:
+        rows: `[batch, prefix, layers * 2 * heads * head_dim]`.
+        num_layers, num_heads, head_dim: of the stack that the prefix goes into.
+
+    Raises ValueError for rows of another width or number of axes, and for sizes below 1.
+
+    Source: Liu et al. 2022, "P-Tuning v2", section 3, whose published code says it with `view`, `permute`, `split`.
+    """
+    check_tensors(rows=rows)
+    sizes = {"num_layers": num_layers, "num_heads": num_heads, "head_dim": head_dim}
+    check_whole(**sizes)
+    if min(sizes.values()) < 1:
+        raise ValueError(f"the sizes must be at least 1, got {sizes}")
+    width = num_layers * 2 * num_heads * head_dim
+    if rows.ndim != 3 or rows.shape[-1] != width:
+        raise ValueError(
+            f"rows must be [batch, prefix, layers * 2 * heads * head_dim], here [batch, prefix, {num_layers} * 2 * "
+            f"{num_heads} * {head_dim} = {width}], got {list(rows.shape)}"
+        )
+    return rearrange(rows, "b p (l kv h d) -> l kv b h p d", l=num_layers, kv=2, h=num_heads, d=head_dim)
+
+
 class PrefixEncoder(nn.Module):
     """The learned keys and values of one prefix, for every layer of a stack.
 
@@ -212,13 +244,8 @@ class PrefixEncoder(nn.Module):
         check_whole(batch_size=batch_size)
         if batch_size < 0:
             raise ValueError(f"batch_size must be at least 0, got {batch_size}")
-        return self._in_layers(self.dropout(self.mlp(self.embedding))).expand(-1, -1, batch_size, -1, -1, -1)
-
-    def _in_layers(self, rows: Tensor) -> Tensor:
-        """`[prefix, layers * 2 * heads * head_dim]` -> `[layers, 2, 1, heads, prefix, head_dim]`."""
-        return rearrange(
-            rows, "p (l kv h d) -> l kv 1 h p d", l=self.num_layers, kv=2, h=self.num_heads, d=self.head_dim
-        )
+        rows = self.dropout(self.mlp(self.embedding))[None]
+        return split_prefix(rows, *self.shape).expand(-1, -1, batch_size, -1, -1, -1)
 
     @classmethod
     def from_key_values(
@@ -243,7 +270,8 @@ class PrefixEncoder(nn.Module):
 
     def fold(self) -> "PrefixEncoder":
         """A new encoder without MLP that holds the prefix as it is now."""
-        folded = self.from_key_values(self._in_layers(self.mlp(self.embedding)), dropout=self.dropout.p)
+        rows = self.mlp(self.embedding)[None]
+        folded = self.from_key_values(split_prefix(rows, *self.shape), dropout=self.dropout.p)
         return folded.train(self.training)
 
     def extra_repr(self) -> str:

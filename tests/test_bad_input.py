@@ -19,7 +19,7 @@ from helpers.bases.load import load_base
 from helpers.bases.tasks import load_task
 from helpers.heads import merge_heads, split_heads
 from helpers.masks import causal_mask, padding_mask
-from helpers.prefix import PrefixEncoder, join_prefix
+from helpers.prefix import PrefixEncoder, join_prefix, split_prefix
 from helpers.tuning.attach import PrefixPerRow, T5Prefix, detach_prefix
 from helpers.tuning.training import collate, exact_match, fit, generate_texts, linear_warmup_decay, majority_baseline
 
@@ -107,6 +107,9 @@ REFUSED = {  # what is called: what its sentence must hold
     "join_prefix: wide mask": (lambda: join(mask=torch.ones(SEQ, 9)), r"\[5, 9\]"),
     "join_prefix: list": (lambda: join(key=[1.0]), "key.*tensor.*list"),
     "join_prefix: prefix_mask": (lambda: join(prefix_mask=torch.ones(1, 4)), "prefix_mask.*float32"),
+    "split_prefix: width": (lambda: split_prefix(x3, 2, 3, 7), r"2 \* 3 \* 7 = 84\], got \[\d+, 5, \d+\]"),
+    "split_prefix: rank": (lambda: split_prefix(prefix4, 2, 3, 7), r"\[batch, prefix, .*got \[1, 3, 4, 7\]"),
+    "split_prefix: sizes": (lambda: split_prefix(x3, 0, 3, 7), "'num_layers': 0"),
     "PrefixEncoder: negative": (lambda: encoder_with(prefix_length=-1), "prefix_length=-1"),
     "PrefixEncoder: layers": (lambda: encoder_with(num_layers=0), "'num_layers': 0"),
     "PrefixEncoder: mid_dim": (lambda: encoder_with(mid_dim=0), "'mid_dim': 0"),

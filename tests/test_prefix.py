@@ -10,7 +10,7 @@ from torch import nn
 
 from helpers.attention import scaled_dot_product_attention
 from helpers.masks import causal_mask
-from helpers.prefix import PrefixEncoder, join_prefix, with_prefix_columns
+from helpers.prefix import PrefixEncoder, join_prefix, split_prefix, with_prefix_columns
 
 BATCH, HEADS, PREFIX, KEYS, HEAD_DIM = 2, 5, 3, 7, 4
 
@@ -157,6 +157,13 @@ def test_a_row_is_layer_then_key_or_value_then_head_then_feature():
             for slot, head, feature in ((0, 0, 0), (2, 3, 5), (1, 4, 2)):
                 want = slot * row + ((layer * 2 + kind) * heads + head) * head_dim + feature
                 assert tensor[1, head, slot, feature] == want
+
+
+def test_rows_of_a_batch_are_split_as_published_code_does_it():
+    batch, prefix, layers, heads, head_dim = 2, 3, 4, 5, 6
+    rows = torch.randn(batch, prefix, layers * 2 * heads * head_dim)
+    pairs = rows.view(batch, prefix, layers * 2, heads, head_dim).permute(2, 0, 3, 1, 4).split(2)
+    assert torch.equal(split_prefix(rows, layers, heads, head_dim), torch.stack(pairs))
 
 
 @pytest.mark.parametrize(("init_std", "deviation"), [(None, 0.02), (0.02, 0.02), (1.0, 1.0), (0.0, 0.0)])
