@@ -39,6 +39,7 @@ WRONG_ANSWERS = {
         ((0.25, 1), "have changed places"),
         ([1.0, 1 / 7], "names a gift, not a seat"),
         ([1, 1], "does not say what Dora has brought"),
+        ((100, 25), "in percent"),
         ([0.9, 0.5], r"^\[0.9, 0.5\] is not what comes out"),
     ],
     "check_right_map": [
@@ -47,6 +48,14 @@ WRONG_ANSWERS = {
         ("Dora Emil Ada Ivo Cleo Jana Gus".split(), "write down the seat of each"),
         ([3, 4, 0, 8, 2, 9, 6], "places in NAMES"),
         ([1, 2, 5, 3, 0, 4, 6], "is not what comes out"),
+        ([1, 2, 4, 3, 0, 6, 4], "^all but one are right. Look at row 2: whom does Emil want"),
+    ],
+    "check_crooked_rows": [
+        ((1, 1), "down the columns"),
+        ([0, 3], "changed places"),
+        ([3 / 7, 0], "nothing is divided"),
+        ([3, 1], "nobody wants Emil's"),
+        ([2, 2], "is not what comes out"),
     ],
     "check_one_query": [
         (lambda q, k, v: v.T @ (k @ q), "the softmax is missing"),
@@ -58,6 +67,10 @@ WRONG_ANSWERS = {
         (lambda q, k, v: (k * q).softmax(1).sum(1) @ v, "one score for each key"),
         (lambda q, k, v: softmax_by_hand(k @ q / q.numel() ** 0.5) @ v, "the plain dot product is wanted"),
         (lambda q, k, v: k.T @ softmax_by_hand(k @ q), "you mixed the keys"),
+        (
+            lambda q, k, v: torch.stack([w * one for w, one in zip(softmax_by_hand(k @ q), v, strict=True)]),
+            "add them up",
+        ),
         (lambda q, k, v: v[max(range(len(k)), key=lambda i: q @ k[i])], "every value counts, with its weight"),
         (lambda q, k, v: reduce(v, "k v -> v", "mean"), "whatever the query asks for"),
         (
@@ -90,7 +103,8 @@ WRONG_ANSWERS = {
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v)[::-1], "return the output first"),
         (lambda x, q, k, v: scaled(x @ q, x @ k, x @ v), "the plain product is wanted"),
         (lambda x, q, k, v: attend(x @ q, x @ k, 2 * x @ v), "Your output 0 has the right shape.*entry .0, 0, 0. is"),
-        (lambda x, q, k, v: (x @ q) @ (x @ k), r"raised RuntimeError: .*were x \[2, 5, 7\], q \[7, 3\]"),
+        (lambda x, q, k, v: (x @ q) @ (x @ k), "turn the keys into columns with key.mT"),
+        (lambda x, q, k, v: (x @ q) @ (x @ v), r"raised RuntimeError: .*were x \[2, 5, 7\], q \[7, 3\]"),
     ],
     "check_mended": [
         (lambda x, q, k, v: crooked(x @ q, x @ k, x @ v), "still the crooked head"),

@@ -111,11 +111,13 @@ class Prediction:
         right: what comes out.
         because: why, in a whole sentence: said with a right prediction.
         mistakes: (a wrong prediction, the sentence that says what is wrong in it).
+        hints: one for each entry of a list: said with a prediction that is wrong in this entry alone.
     """
 
     right: Any
     because: str
     mistakes: Sequence[tuple[Any, str]] = ()
+    hints: Sequence[str] = ()
 
     def __call__(self, expected: Any) -> None:
         print(self.judge(expected))
@@ -129,6 +131,10 @@ class Prediction:
         for wrong, sentence in self.mistakes:
             if expected == wrong:
                 return Verdict(WRONG, sentence)
+        if self.hints and isinstance(expected, list) and len(expected) == len(self.right):
+            slips = [place for place, pair in enumerate(zip(expected, self.right, strict=True)) if pair[0] != pair[1]]
+            if len(slips) == 1:
+                return Verdict(WRONG, f"all but one are right. {self.hints[slips[0]]}")
         return Verdict(WRONG, f"{expected} is not what comes out.")
 
 

@@ -19,6 +19,7 @@ check_alone = Prediction(
         ([1.0, 0.0], "a guess among four gifts is right one time in four, even if it is blind."),
         ([0.25, 1.0], "the shares have changed places: guests that want their own gift come first."),
         ([1.0, 1 / 7], "the network names a gift, not a seat, and there are four gifts to choose from."),
+        ([100, 25], "right, but in percent; write them as numbers from 0 to 1."),
         ([1.0, 1.0], "Cleo's vector does not say what Dora has brought, so the network can only guess."),
     ],
 )
@@ -36,6 +37,24 @@ check_right_map = Prediction(
         (list(range(7)), "each guest would attend to itself and get its own gift, which only Ivo wants."),
         (_NAMES_WANTED, "the right guests; now write down the seat of each, as the map's columns are seats."),
         ([3, 4, 0, 8, 2, 9, 6], "these are places in NAMES; the map's columns are the seats at this table, 0 to 6."),
+    ],
+    hints=[
+        f"Look at row {seat}: whom does {name} want, and where does that guest sit?"
+        for seat, name in enumerate(["Cleo", "Dora", "Emil", "Ivo", "Gus", "Ada", "Jana"])
+    ],
+)
+
+check_crooked_rows = Prediction(
+    right=[3, 0],
+    because="each column of this map sums to 1, and a guest's row collects a 1 from everybody who wants its gift.",
+    mistakes=[
+        (
+            [1, 1],
+            "so it should be, and so it is in a right head. Here the softmax runs down the columns, not along rows.",
+        ),
+        ([0, 3], "the two have changed places: Dora's gift is wanted by three, Emil's by nobody."),
+        ([3 / 7, 0], "nothing is divided by the number of guests: each of the three has a whole 1 for its column."),
+        ([3, 1], "nobody wants Emil's gift, so no column has its weight in Emil's row."),
     ],
 )
 
@@ -65,6 +84,10 @@ check_one_query = Exercise(
         Mistake(
             lambda query, keys, values: (keys @ query).softmax(dim=0),
             "you returned the weights; the output is the values, mixed with these weights.",
+        ),
+        Mistake(
+            lambda query, keys, values: (keys @ query).softmax(dim=0)[:, None] * values,
+            "each value has its weight; now add them up, over the keys: one vector comes out.",
         ),
         Mistake(
             lambda query, keys, values: keys @ query,
@@ -144,7 +167,8 @@ def _slips(root: Callable[[Tensor], float]) -> list[Mistake]:
     return [
         slip(
             lambda q, k, v: _attend(k @ q.mT / root(q), v),
-            "queries and keys have changed places: rows of the weights must be queries, so query @ key.mT.",
+            "queries and keys have changed places. The query comes from w_q, the key from w_k, and rows of the weights "
+            "are queries: query @ key.mT.",
         ),
         slip(
             lambda q, k, v: _softmax_along(-2, q @ k.mT / root(q), v),
@@ -173,6 +197,10 @@ def _slips(root: Callable[[Tensor], float]) -> list[Mistake]:
         slip(
             lambda q, k, v: (_attend(q @ k.mT / root(q), v)[1].mT @ v, _attend(q @ k.mT / root(q), v)[1]),
             "the weights are right, but were transposed before they met the values: weights @ value.",
+        ),
+        slip(
+            lambda q, k, v: _attend(q @ k / root(q), v),
+            "the shapes do not fit for a product of rows with rows: turn the keys into columns with key.mT.",
         ),
         slip(
             lambda q, k, v: _attend(q @ k.permute(2, 1, 0) / root(q), v),  # what key.T is, for now: it warns
