@@ -89,7 +89,7 @@ class Exercise:
                 return Verdict(WRONG, sentence)
         return Verdict(WRONG, f"{difference} The arguments were {_described(toy, answer)}.")
 
-    def _outcome(self, answer: Callable, toy: tuple) -> "_Outcome":
+    def _outcome(self, answer: Callable, toy: tuple) -> "Outcome":
         # Each call gets its own copies: an answer may write into its arguments.
         given = [argument.clone() if isinstance(argument, Tensor) else argument for argument in toy]
         try:
@@ -97,10 +97,10 @@ class Exercise:
             if result is not None and self.read is not None:
                 result = self.read(result, *toy)
         except UnreadableError as error:
-            return _Outcome(error="UnreadableError", message=str(error))
+            return Outcome(error="UnreadableError", message=str(error))
         except Exception as error:  # whatever the reader's code raises is what the sentence says
-            return _Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
-        return _Outcome(result)
+            return Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
+        return Outcome(result)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """What a call gave: a result, or an error."""
 
     result: Any = None
@@ -147,7 +147,7 @@ class _Outcome:
     message: str = ""
 
 
-def _difference(got: _Outcome, wanted: _Outcome, compared: str = "") -> str:
+def _difference(got: Outcome, wanted: Outcome, compared: str = "") -> str:
     """One sentence, or an empty string if there is no difference."""
     if got.error is not None:
         if (got.error, got.message) == (wanted.error, wanted.message):
