@@ -1,6 +1,7 @@
 """Checks of the lessons' exercises. Each prints one sentence; for a wrong answer, one that names the mistake."""
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,16 +127,26 @@ class Prediction:
         if expected is ... or (isinstance(expected, list | tuple) and ... in expected):
             return Verdict(NOT_DONE, "put what you expect in the place of the three dots, and run this cell again.")
         expected = list(expected) if isinstance(expected, tuple | torch.Size) else expected
-        if expected == self.right:
-            return Verdict(CORRECT, self.because)
-        for wrong, sentence in self.mistakes:
-            if expected == wrong:
-                return Verdict(WRONG, sentence)
+        for equal in (operator.eq, _nearly_equal):  # what is exactly a mistake is not nearly right
+            if equal(expected, self.right):
+                return Verdict(CORRECT, self.because)
+            for wrong, sentence in self.mistakes:
+                if equal(expected, wrong):
+                    return Verdict(WRONG, sentence)
         if self.hints and isinstance(expected, list) and len(expected) == len(self.right):
             slips = [place for place, pair in enumerate(zip(expected, self.right, strict=True)) if pair[0] != pair[1]]
             if len(slips) == 1:
                 return Verdict(WRONG, f"all but one are right. {self.hints[slips[0]]}")
         return Verdict(WRONG, f"{expected} is not what comes out.")
+
+
+def _nearly_equal(expected: Any, other: Any) -> bool:
+    """A fraction may be rounded to two decimals; all else must be the same."""
+    if isinstance(other, float) and isinstance(expected, int | float):
+        return abs(expected - other) < 0.005
+    if isinstance(other, list) and isinstance(expected, list):
+        return len(expected) == len(other) and all(map(_nearly_equal, expected, other))
+    return expected == other
 
 
 @dataclass(frozen=True)
