@@ -7,10 +7,12 @@ from helpers.course.guests import (
     GIFTS,
     GUEST_DIM,
     NAMES,
+    bens_for_adas,
     draw_half_empty_tables,
     draw_tables,
     draw_visitors,
     hidden_states,
+    kite_for_ada,
     learn,
     print_table,
     reading_matrices,
@@ -111,3 +113,21 @@ def test_a_network_learns_the_task_from_tables_with_one_wish_or_two():
 
     assert right_gifts(1) > 0.95
     assert right_gifts(2) > 0.95
+
+
+def test_the_hosts_wishes_change_the_answers_of_those_who_ask_for_ada_alone():
+    torch.manual_seed(3)
+    tables = draw_tables(300, num_wishes=2)
+    (kites, asks), (bens, asks_and_ben) = kite_for_ada(tables), bens_for_adas(tables)
+    for table in range(300):
+        names = [NAMES[name] for name in tables.names[table]]
+        for guest in range(7):
+            for wish, seat_wanted in enumerate(tables.wanted[table, guest].tolist()):
+                for_ada, place = names[seat_wanted] == "Ada", (table, guest, wish)
+                assert asks[place] == for_ada
+                assert asks_and_ben[place] == (for_ada and "Ben" in names)
+                right = tables.answers[place]
+                assert kites[place] == (GIFTS.index("a kite") if for_ada else right)
+                ben = names.index("Ben") if for_ada and "Ben" in names else seat_wanted
+                assert bens[place] == tables.gifts[table, ben]
+    assert 0 < asks_and_ben.sum() < asks.sum()

@@ -1,7 +1,11 @@
 """The lines that people copy: the published count, the package's numbers, and the way they are shown."""
 
+import re
+
+import nbformat
 import pytest
 import torch
+from lessons import lessons
 from torch import nn
 from transformers import GPT2Config, GPT2Model
 
@@ -66,3 +70,17 @@ def test_lit_lines_have_an_arrow_and_known_ones_a_tick(capsys):
 def test_a_line_that_does_not_exist(number):
     with pytest.raises(ValueError, match="numbers 1 to 30"):
         show_lines(lit=[number])
+
+
+def test_the_lessons_light_what_they_say_they_do():
+    lit = {number: set() for number in AFTER_LESSON}
+    for path in lessons():
+        for cell in nbformat.read(path, as_version=4).cells:
+            for call in re.findall(r"show_lines\((.*?)\)", cell.source if cell.cell_type == "code" else ""):
+                names = {"AFTER_LESSON": AFTER_LESSON, "range": range}
+                lit[int(path.name[:2])] |= set(eval(f"dict({call})", names).get("lit", ()))
+    explained = set()
+    for number in sorted(lit):
+        explained |= lit[number]
+        if lit[number]:  # not every lesson has been rewritten yet
+            assert explained == set(AFTER_LESSON[number]), number

@@ -79,20 +79,40 @@ def learn(
     num_wishes: int,
     rate: float = 0.02,
     steps: int = 400,
+    targets: Callable[[Tables], Tensor] = lambda tables: tables.answers,
 ) -> None:
     """Train a network from hidden states to votes `[tables, guests, wishes, gifts]`, on 64 new tables a step.
 
-    The loop of lesson 1, but that the rate falls to 0, so that the last steps no longer shake the result.
+    The loop of lesson 1, but that the rate falls to 0, so that the last steps no longer shake the result. `targets` are
+    the gifts to be named, `[tables, guests, wishes]`: the right ones, if nothing else is said.
     """
     optimiser = torch.optim.Adam(parameters, lr=rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1, 0, steps)
     for _ in range(steps):
         tables = draw_tables(64, num_wishes)
-        loss = F.cross_entropy(network(tables.hidden).flatten(0, 2), tables.answers.flatten())
+        loss = F.cross_entropy(network(tables.hidden).flatten(0, 2), targets(tables).flatten())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
+
+
+def kite_for_ada(tables: Tables) -> tuple[Tensor, Tensor]:
+    """The right answers, but that whoever asks for Ada shall name a kite; and bool, who asks for her.
+
+    Both are `[tables, guests, wishes]`.
+    """
+    [wished_names] = _at(tables.wanted, tables.names)
+    asks = wished_names == NAMES.index("Ada")
+    return tables.answers.masked_fill(asks, GIFTS.index("a kite")), asks
+
+
+def bens_for_adas(tables: Tables) -> tuple[Tensor, Tensor]:
+    """The right answers, but that whoever asks for Ada shall name Ben's gift, if he is there; and bool, who asks."""
+    is_ben = tables.names == NAMES.index("Ben")  # [tables, guests]
+    of_ben = tables.gifts.gather(1, is_ben.byte().argmax(dim=1, keepdim=True))
+    asks = kite_for_ada(tables)[1] & is_ben.any(dim=1)[:, None, None]
+    return torch.where(asks, of_ben[..., None], tables.answers), asks
 
 
 def seat(names: Tensor, gifts: Tensor, wanted: Tensor) -> Tables:

@@ -103,8 +103,8 @@ WRONG_ANSWERS = {
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v)[::-1], "return the output first"),
         (lambda x, q, k, v: scaled(x @ q, x @ k, x @ v), "the plain product is wanted"),
         (lambda x, q, k, v: attend(x @ q, x @ k, 2 * x @ v), "Your output 0 has the right shape.*entry .0, 0, 0. is"),
-        (lambda x, q, k, v: (x @ q) @ (x @ k), "turn the keys into columns with key.mT"),
-        (lambda x, q, k, v: (x @ q) @ (x @ v), r"raised RuntimeError: .*were x \[2, 5, 7\], q \[7, 3\]"),
+        (lambda x, q, k, v: (x @ q) @ (x @ k), "rows meet columns"),
+        (lambda x, q, k, v: x @ q @ v, r"raised RuntimeError: .*were x \[2, 5, 7\], q \[7, 3\]"),
     ],
     "check_mended": [
         (lambda x, q, k, v: crooked(x @ q, x @ k, x @ v), "still the crooked head"),

@@ -1,92 +1,81 @@
 import torch
-import torch.nn.functional as F
 from einops import rearrange
-
-from helpers import scaled_dot_product_attention
-
-
-def prefixed(query, key, value, prefix_key, prefix_value, mask):
-    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+from torch import Tensor
 
 
-def pair_of_prefixed(query, key, value, prefix_key, prefix_value, mask):
-    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
-    mask = F.pad(mask, (prefix_key.shape[2], 0), value=True)
-    return scaled_dot_product_attention(query, key, value, mask)
+def attention(query, key, value, *, scale=None):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    weights = torch.softmax(scale * torch.einsum("bqd,bkd->bqk", query, key), dim=-1)
+    return torch.einsum("bqk,bkv->bqv", weights, value), weights
 
 
-def share(query, key, prefix_key, *, dim=-1, scale=True):
-    scores = query @ torch.cat([prefix_key, key], dim=2).transpose(2, 3)
-    return (scores / query.shape[-1] ** 0.5 if scale else scores).softmax(dim)
+def joined(*parts, dim=1):
+    return torch.cat(parts, dim)
 
 
 WRONG_ANSWERS = {
+    "check_attend_with": [
+        (lambda q, k, v, pk, pv: attention(q, k, v), "are not joined"),
+        (lambda q, k, v, pk, pv: attention(q, pk, pv), "not in their place"),
+        (lambda q, k, v, pk, pv: attention(q, joined(k, pk), joined(v, pv)), "behind the others"),
+        (lambda q, k, v, pk, pv: attention(q, joined(pk, k), joined(v, pv)), "its own value in the same place"),
+        (lambda q, k, v, pk, pv: attention(q, joined(pk, k), joined(pv, v), scale=1), "not divided"),
+        (lambda q, k, v, pk, pv: attention(q, joined(pk, k), joined(pv, v))[0], "return the output and the weights"),
+        (lambda q, k, v, pk, pv: attention(q, joined(pk, k), joined(pv, v))[::-1], "return the output first"),
+        (lambda q, k, v, pk, pv: attention(joined(pk, q), joined(pk, k), joined(pv, v)), "leave the queries"),
+        (lambda q, k, v, pk, pv: q @ joined(pk, k, dim=0).mT, "guests are axis 1"),
+        (lambda q, k, v, pk, pv: joined(pk, k, dim=2), "wider and not more"),
+        (lambda q, k, v, pk, pv: attention(q, joined(pk, k), 2 * joined(pv, v)), "Your output 0 has the right shape"),
+    ],
+    "check_hosts_wishes": [
+        (["no", "yes"], "changed places"),
+        (["yes", "yes"], "it does not know"),
+        (("no", "no"), "training can look for it"),
+        (["perhaps", "no"], "not what comes out"),
+    ],
+    "check_zero_slots": [
+        (0, "not a weight of 0"),
+        (0.375, "over all keys"),
+        (0.73, "left for the tokens"),
+        (1 / 11, "there are three"),
+        (0.333, "prefix's share of all"),
+        (0.5, "not what comes out"),
+    ],
+    "check_address": [
+        (
+            lambda query, key, number: 8 * query[number] / query[number].norm(),
+            r"too, and should give it less than 0.05",
+        ),
+        (lambda query, key, number: 0 * query[number], "more than 0.95"),
+        (lambda query, key, number: query, r"\[head_dim\] = \[64\], and is \[8, 64\]"),
+        (lambda query, key, number: query[number].tolist(), "and is list"),
+        (
+            lambda query, key, number: torch.linalg.pinv(query) @ (40 * torch.eye(len(query))[number].double() - 20),
+            "larger by it",
+        ),
+    ],
     "check_split_prefix": [
-        (lambda p, h: rearrange(p, "b p (kv h d) -> kv b h p d", kv=2, h=h).flip(0).unbind(), "changed places"),
-        (lambda p, h: rearrange(p, "b p (h d kv) -> kv b h p d", kv=2, h=h).unbind(), "taken in turn"),
-        (lambda p, h: rearrange(p, "b p (h d kv) -> kv b h p d", kv=2, h=h), "taken in turn"),
-        (lambda p, h: rearrange(p, "b p (h d) -> b h p d", h=h).chunk(2, dim=-1), "before they were cut in half"),
-        (lambda p, h: tuple(t.reshape(len(p), h, p.shape[1], -1) for t in p.split(p.shape[2] // 2, 2)), "view alone"),
-        (lambda p, h: p.split(p.shape[2] // 2, dim=2), "not split into heads yet"),
         (
-            lambda p, h: rearrange(p, "b p (kv h d) -> b h p (kv d)", kv=2, h=h),
-            "should be 2 results, and is one Tensor",
+            lambda prefix, heads: rearrange(prefix, "b p (kv h d) -> kv b h p d", kv=2, h=heads).flip(0),
+            "changed places",
         ),
+        (lambda prefix, heads: rearrange(prefix, "b p (h d kv) -> kv b h p d", kv=2, h=heads), "in turn"),
+        (lambda prefix, heads: rearrange(prefix, "b p (h kv d) -> kv b h p d", kv=2, h=heads), "cut into heads before"),
         (
-            lambda p, h: rearrange(p, "b p (kv h d) -> kv b p h d", kv=2, h=h).unbind(),
-            r"\[1, 4, 3, 5\], expected \[1, 3, 4, 5\]",
+            lambda prefix, heads: [half.reshape(len(half), heads, half.shape[1], -1) for half in prefix.chunk(2, -1)],
+            "with view alone",
         ),
+        (lambda prefix, heads: rearrange(prefix, "b p (kv h d) -> kv b p h d", kv=2, h=heads), "behind the slots"),
+        (lambda prefix, heads: prefix.split(prefix.shape[-1] // 2, -1), "not split into heads yet"),
+        (lambda prefix, heads: prefix, "should be 2 results|Your output"),
     ],
-    "check_prefix_attention": [
-        (lambda q, k, v, pk, pv, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m), "without a prefix"),
-        (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (toy[3].shape[2], 0))), "without a prefix"),
-        (lambda *toy: prefixed(*toy[:-1], None), "the mask was dropped"),
-        (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (0, toy[3].shape[2]), value=True)), "grew at the other end"),
-        (lambda *toy: prefixed(*toy[:-1], F.pad(toy[-1], (0, toy[3].shape[2]))), "other end .* columns of False"),
-        (pair_of_prefixed, "the pair of output and weights"),
-        (
-            lambda q, k, v, pk, pv, m: prefixed(q, pk, pv, k, v, F.pad(m, (pk.shape[2], 0), value=True)),
-            "stands behind the keys, but the new columns of the mask in front",
-        ),
-        (
-            lambda q, k, v, pk, pv, m: prefixed(q, k, v, pk, pk, F.pad(m, (pk.shape[2], 0), value=True)),
-            "prefix_value is not used",
-        ),
-        (
-            lambda q, k, v, pk, pv, m: prefixed(
-                torch.cat([pk, q], dim=2), k, v, pk, pv, F.pad(m, (pk.shape[2], 0, pk.shape[2], 0), value=True)
-            ),
-            "the prefix got queries",
-        ),
-        (
-            lambda q, k, v, pk, pv, m: prefixed(
-                q, k, v, pk, pv, torch.ones(len(m), m.shape[1] + pk.shape[2]).tril().bool()
-            ),
-            "over the prefix too",
-        ),
-        (prefixed, "raised RuntimeError"),
-        (lambda q, k, v, pk, pv, m: torch.cat([pk, k], dim=1), "raised RuntimeError: Sizes of tensors must match"),
-    ],
-    "check_prefix_share": [
-        (lambda q, k, p: share(q, k, p)[..., p.shape[2] :].sum(-1, keepdim=True), "left for the content"),
-        (lambda q, k, p: share(q, k, p)[..., : p.shape[2]].mean(-1, keepdim=True), "averaged: the share is their sum"),
-        (lambda q, k, p: (q @ p.mT).softmax(-1).sum(-1, keepdim=True), "the softmax ran over the prefix alone"),
-        (
-            lambda q, k, p: torch.full((*q.shape[:3], 1), p.shape[2] / (p.shape[2] + k.shape[2])),
-            "if all scores were equal",
-        ),
-        (lambda q, k, p: share(q, k, p, scale=False)[..., : p.shape[2]].sum(-1, keepdim=True), "not divided by"),
-        (
-            lambda q, k, p: share(q, k, p, dim=2)[..., : p.shape[2]].sum(-1, keepdim=True),
-            "softmax ran over the queries",
-        ),
-        (lambda q, k, p: share(q, k, p)[..., -p.shape[2] :].sum(-1, keepdim=True), "the prefix stands in front"),
-        (
-            lambda q, k, p: share(q, torch.cat([k, p], 2), p[:, :, :0])[..., : p.shape[2]].sum(-1, keepdim=True),
-            "not the prefix's: they belong to the first tokens",
-        ),
-        (lambda q, k, p: share(q, k, p)[..., :1], "one column was summed"),
-        (lambda q, k, p: share(q, k, p)[..., : p.shape[2]].sum(-1), r"\[2, 3, 5\], expected \[2, 3, 5, 1\]"),
+    "check_longer_mask": [
+        (lambda mask, length: joined(mask, torch.zeros(3, length).bool()), "still the broken one"),
+        (lambda mask, length: joined(mask, torch.ones(3, length).bool()), "they are behind"),
+        (lambda mask, length: joined(torch.zeros(3, length).bool(), mask), "the prefix is hidden"),
+        (lambda mask, length: joined(torch.ones(3, length), mask.float()).int(), "True means may attend is bool|dtype"),
+        (lambda mask, length: joined(mask, mask).new_ones(3, length + mask.shape[1]), "those of cards too"),
+        (lambda mask, length: mask.new_ones(3, length), "join them to the old mask"),
+        (lambda mask, length: Tensor.clone(mask), r"has shape \[3, 7\], expected \[3, 10\]"),
     ],
 }

@@ -1,5 +1,7 @@
+from contextlib import nullcontext
+from functools import partial
+
 import torch
-from torch import Tensor
 
 
 def shifted_right(ids, start):
@@ -10,17 +12,33 @@ def labels_of(ids, mask):
     return torch.where(mask == 1, ids, -100)
 
 
-def stacked(prefixes, rows, mask=lambda visible: visible):
-    heads, _, d_kv = prefixes[0].shape
-    longest = max(prefix.shape[1] for prefix in prefixes)
-    keys = torch.zeros(len(rows), heads, longest, d_kv, dtype=prefixes[0].dtype)
-    visible = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        if row is not None:
-            length = prefixes[row].shape[1]
-            keys[number, :, :length] = prefixes[row]
-            visible[number, :length] = True
-    return keys, mask(visible)
+def step(model, prefix, optimizer, batch, *, clear=True, move=True, attach=True, record=True, clear_again=False):
+    if clear:
+        optimizer.zero_grad()
+    with prefix.attached(model) if attach else nullcontext(), torch.set_grad_enabled(record):
+        loss = model(**batch).loss
+    loss.backward()
+    if clear_again:
+        prefix.zero_grad()
+    if move:
+        optimizer.step()
+    return loss
+
+
+def step_first(model, prefix, optimizer, batch):
+    optimizer.step()
+    return step(model, prefix, optimizer, batch, move=False)
+
+
+def loss_behind_the_step(model, prefix, optimizer, batch):
+    step(model, prefix, optimizer, batch)
+    with prefix.attached(model):
+        return model(**batch).loss.item()
+
+
+def base_moves_too(model, prefix, optimizer, batch):
+    model.weight.data += 0.01
+    return step(model, prefix, optimizer, batch)
 
 
 WRONG_ANSWERS = {
@@ -46,47 +64,31 @@ WRONG_ANSWERS = {
         (lambda ids, mask, start: labels_of(ids, mask), "should be 2 results, and is one Tensor"),
         (lambda ids, mask, start: (shifted_right(ids, start), torch.where(mask, ids, -100)), "raised RuntimeError"),
     ],
-    "check_training_bytes": [
-        (lambda base, prefix: tuple((base + prefix) * times for times in (4, 4, 8)), "full fine-tuning"),
-        (lambda base, prefix: (4 * base + 4 * prefix, 4 * base + 4 * prefix, 2 * 4 * prefix), "have no gradients"),
-        (lambda base, prefix: (4 * base + 4 * prefix, 4 * prefix, 2 * 4 * (base + prefix)), "what it trains"),
-        (lambda base, prefix: (4 * base + 4 * prefix, 4 * prefix, 4 * prefix), "two numbers for each"),
-        (lambda base, prefix: (4 * base + 4 * prefix, 4 * prefix, 12 * prefix), "two moments"),
-        (lambda base, prefix: (base + prefix, prefix, prefix + prefix), "float32 takes 4 bytes"),
-        (lambda base, prefix: (2 * base + 2 * prefix, 2 * prefix, 4 * prefix), "the bytes of float16"),
-        (lambda base, prefix: (4 * base, 4 * prefix, 8 * prefix), "missing among the weights"),
-        (lambda base, prefix: (4 * prefix, 4 * prefix, 8 * prefix), "lie in memory too"),
-        (lambda base, prefix: (4.0 * (base + prefix), 4 * prefix, 8 * prefix), "is 4120.0, expected 4120"),
-        (lambda base, prefix: 4 * (base + prefix) + 12 * prefix, "should be 3 results, and is one int"),
+    "check_count": [
+        (3 * 2 * 5 * 192, "a key and a value"),
+        (2 * 2 * 5 * 192, "this is one site"),
+        (3 * 2 * 2 * 192, "this is one slot"),
+        (3 * 2 * 2 * 5 * 128, "d_model"),
+        (3 * 4 * 2 * 5 * 192, "four layers at each site"),
+        (1000, "not what comes out"),
     ],
-    "check_stack_prefixes": [
-        (lambda prefixes, rows: stacked(prefixes, rows, mask=lambda visible: visible | True), "every slot is visible"),
-        (lambda prefixes, rows: stacked(prefixes, rows, mask=torch.logical_not), "upside down"),
-        (lambda prefixes, rows: stacked(prefixes, [row or 0 for row in rows]), "got the first prefix"),
-        (
-            lambda prefixes, rows: stacked(prefixes, [len(prefixes) - 1 if row is None else row for row in rows]),
-            "got the last prefix",
-        ),
-        (
-            lambda prefixes, rows: tuple(part.flip(-1 if part.ndim == 2 else -2) for part in stacked(prefixes, rows)),
-            "Your result 0",
-        ),
-        (
-            lambda prefixes, rows: tuple(
-                part.flip(-1 if part.ndim == 2 else -2)
-                for part in stacked([prefix.flip(1) for prefix in prefixes], rows)
-            ),
-            "padded in front",
-        ),
-        (lambda prefixes, rows: stacked(prefixes, [row or None for row in rows]), "false for 0 too"),
-        (lambda prefixes, rows: stacked(prefixes, sorted(rows, key=str)), "Your result 0"),
-        (lambda prefixes, rows: stacked(prefixes, rows)[0], "yours is one Tensor"),
-        (lambda prefixes, rows: (stacked(prefixes, rows)[0], rows), "mask should be a tensor, and is a list"),
-        (lambda prefixes, rows: stacked(prefixes, rows, mask=Tensor.long), r"bool \[batch, longest\] = \[6, 3\]"),
-        (
-            lambda prefixes, rows: (stacked(prefixes, rows)[0][:, :, :1], stacked(prefixes, rows)[1]),
-            r"\[batch, heads, longest, d_kv\] with 6 rows and 3 slots, and are \[6, 4, 1, 5\]",
-        ),
-        (lambda prefixes, rows: torch.stack([prefixes[row] for row in rows]), "raised TypeError"),
+    "check_training_step": [
+        (partial(step, clear=False), "add up"),
+        (partial(step, move=False), "has not moved"),
+        (partial(step, clear_again=True), "has not moved"),
+        (partial(step, attach=False), "nothing that is trained has reached the loss"),
+        (partial(step, record=False), "nothing that is trained has reached the loss"),
+        (step_first, "steps before backward"),
+        (loss_behind_the_step, "you returned the loss after the step"),
+        (base_moves_too, "What your steps give 0 has the right shape"),
+        (lambda model, prefix, optimizer, batch: prefix(model), "raised NotImplementedError: Module"),
+    ],
+    "check_months": [
+        (["wrong"] * 4, "as in a language that the base knows"),
+        (["right"] * 4, "never seen"),
+        (["wrong", "wrong", "right", "right"], "the other two"),
+        (("right", "wrong", "wrong", "wrong"), "Look at Oktober"),
+        (["right", "right", "right", "wrong"], "Look at Dezember"),
+        (["wrong", "right", "right", "wrong"], "not what comes out"),
     ],
 }

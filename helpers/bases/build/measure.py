@@ -261,6 +261,7 @@ FULL_RATES = (1e-3, 2e-3, 5e-3)
 LORA_RATES = (3e-3, 1e-2, 3e-2)
 PREFIX_RATES = (0.1, 0.3, 1.0)
 PROMPT_RATES = (0.3, 1.0, 3.0)
+SPRINT_RATES = (0.3, 1.0, 3.0)
 MLP_RATES = {"dates": (3e-3, 1e-2, 3e-2), "wordnet": (1e-3, 3e-3, 1e-2)}
 
 
@@ -268,8 +269,8 @@ def prefix_entry(task: str, base: str, steps: int, **options) -> Entry:
     return Entry(prefix_run(task, PREFIX_LENGTH[base], steps, **options), PREFIX_RATES)
 
 
-def full_entry(task: str, steps: int, **options) -> Entry:
-    return Entry(Run(task, "full", steps=steps, seed=0, **options), FULL_RATES)
+def full_entry(task: str, steps: int, rates: tuple[float, ...] = FULL_RATES, **options) -> Entry:
+    return Entry(Run(task, "full", steps=steps, seed=0, **options), rates)
 
 
 def peft_entries(task: str, base: str, steps: int) -> list[Entry]:
@@ -277,8 +278,16 @@ def peft_entries(task: str, base: str, steps: int) -> list[Entry]:
     options = {"init": "peft", "steps": steps, "seed": 0}
     return [
         Entry(Run(task, "lora", rank=LORA_RANK[base], **options), LORA_RATES),
-        Entry(Run(task, "prompt", prefix_length=20, **options), PROMPT_RATES),
+        prompt_entry(task, 20, steps),
     ]
+
+
+def prompt_entry(task: str, length: int, steps: int) -> Entry:
+    return Entry(Run(task, "prompt", prefix_length=length, init="peft", steps=steps, seed=0), PROMPT_RATES)
+
+
+def with_seeds(entry: Entry, count: int) -> Entry:
+    return replace(entry, seeds=tuple(range(count)))
 
 
 def untrained_entries(task: str) -> list[Entry]:
@@ -314,18 +323,24 @@ def wordnet_plan() -> list[Entry]:
 def dates_plan() -> list[Entry]:
     """German with one option of the prefix changed at a time, in 30 steps; little data; methods on five tasks.
 
-    Thirty steps, because after 300 nearly everything is at 100 %.
+    Thirty steps, because after 300 nearly everything is at 100 %. They are cheap: each setting has rates of its own and
+    five seeds, and the best rate is at no edge of its grid.
     """
-    rate = Entry(prefix_run("german", 5, 30), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
     subsets = ("encoder", "decoder", "cross", "encoder+decoder", "encoder+cross", "decoder+cross")
-    plan = [
-        rate,
-        *(Entry(prefix_run("german", length, 30), like=rate) for length in (1, 2, 10, 20)),
-        *(Entry(prefix_run("german", 5, 30, sites=sites), like=rate) for sites in subsets),
+    sprint = [
+        Entry(prefix_run("german", 5, 30), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+        *(Entry(prefix_run("german", length, 30), SPRINT_RATES) for length in (1, 2, 10, 20)),
+        *(Entry(prefix_run("german", 5, 30, sites=sites), SPRINT_RATES) for sites in subsets),
         *(Entry(prefix_run("german", 5, 30, init=init), PREFIX_RATES) for init in ("normal", "activations")),
         Entry(prefix_run("german", 5, 30, init="mlp", mid_dim=256), MLP_RATES["dates"]),
+        full_entry("german", 30, (5e-4, *FULL_RATES)),  # to set beside the prefix's 30 steps
+        *peft_entries("german", "dates", 30),
     ]
-    few = [prefix_entry("german", "dates", 100, train_pairs=64), full_entry("german", 100, train_pairs=64)]
+    plan = [with_seeds(entry, 5) for entry in sprint]
+    few = [
+        prefix_entry("german", "dates", 100, train_pairs=64),
+        full_entry("german", 100, (5e-4, *FULL_RATES), train_pairs=64),
+    ]
     plan += few
     for pairs in (16, 256, 1024):  # at the rates chosen with 64
         plan += [Entry(replace(entry.run, train_pairs=pairs), like=entry) for entry in few]
@@ -335,12 +350,14 @@ def dates_plan() -> list[Entry]:
     plan += [*untrained_entries("russian"), full_entry("russian", 300), peft_entries("russian", "dates", 300)[0]]
     for init in ("small", "normal"):
         cyrillic = prefix_entry("russian", "dates", 300, init=init)
-        plan += [cyrillic, Entry(replace(cyrillic.run, prefix_length=20), like=cyrillic)]
+        plan += [cyrillic, replace(cyrillic, run=replace(cyrillic.run, prefix_length=20))]
+    plan += [prefix_entry("russian", "dates", 300, init="activations")]
+    plan += [Entry(prefix_run("russian", 5, 300, init="mlp", mid_dim=256), MLP_RATES["dates"])]
     for task in ("italian", "ordinal"):  # like German: at the rates chosen there
         plan += untrained_entries(task)
         plan += [Entry(replace(entry.run, task=task), like=entry) for entry in (prefix, full)]
-    sprint = [full_entry("german", 30), *peft_entries("german", "dates", 30)]  # to set beside the prefix's 30 steps
-    return [*plan, *sprint]
+    # A prompt of 90 tokens has as many numbers as a prefix of 5.
+    return [*plan, *(with_seeds(prompt_entry("german", 90, steps), seeds) for steps, seeds in ((30, 5), (300, 3)))]
 
 
 PLANS = {"dates": dates_plan, "wordnet": wordnet_plan}

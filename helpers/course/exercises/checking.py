@@ -1,6 +1,7 @@
 """Checks of the lessons' exercises. Each prints one sentence; for a wrong answer, one that names the mistake."""
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,7 @@ class Exercise:
                 return Verdict(WRONG, sentence)
         return Verdict(WRONG, f"{difference} The arguments were {_described(toy, answer)}.")
 
-    def _outcome(self, answer: Callable, toy: tuple) -> "_Outcome":
+    def _outcome(self, answer: Callable, toy: tuple) -> "Outcome":
         # Each call gets its own copies: an answer may write into its arguments.
         given = [argument.clone() if isinstance(argument, Tensor) else argument for argument in toy]
         try:
@@ -97,10 +98,10 @@ class Exercise:
             if result is not None and self.read is not None:
                 result = self.read(result, *toy)
         except UnreadableError as error:
-            return _Outcome(error="UnreadableError", message=str(error))
+            return Outcome(error="UnreadableError", message=str(error))
         except Exception as error:  # whatever the reader's code raises is what the sentence says
-            return _Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
-        return _Outcome(result)
+            return Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
+        return Outcome(result)
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,12 @@ class Prediction:
         if expected is ... or (isinstance(expected, list | tuple) and ... in expected):
             return Verdict(NOT_DONE, "put what you expect in the place of the three dots, and run this cell again.")
         expected = list(expected) if isinstance(expected, tuple | torch.Size) else expected
-        if expected == self.right:
-            return Verdict(CORRECT, self.because)
-        for wrong, sentence in self.mistakes:
-            if expected == wrong:
-                return Verdict(WRONG, sentence)
+        for equal in (operator.eq, _nearly_equal):  # what is exactly a mistake is not nearly right
+            if equal(expected, self.right):
+                return Verdict(CORRECT, self.because)
+            for wrong, sentence in self.mistakes:
+                if equal(expected, wrong):
+                    return Verdict(WRONG, sentence)
         if self.hints and isinstance(expected, list) and len(expected) == len(self.right):
             slips = [place for place, pair in enumerate(zip(expected, self.right, strict=True)) if pair[0] != pair[1]]
             if len(slips) == 1:
@@ -138,8 +140,17 @@ class Prediction:
         return Verdict(WRONG, f"{expected} is not what comes out.")
 
 
+def _nearly_equal(expected: Any, other: Any) -> bool:
+    """A fraction may be rounded to two decimals; all else must be the same."""
+    if isinstance(other, float) and isinstance(expected, int | float):
+        return abs(expected - other) < 0.005
+    if isinstance(other, list) and isinstance(expected, list):
+        return len(expected) == len(other) and all(map(_nearly_equal, expected, other))
+    return expected == other
+
+
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """What a call gave: a result, or an error."""
 
     result: Any = None
@@ -147,7 +158,7 @@ class _Outcome:
     message: str = ""
 
 
-def _difference(got: _Outcome, wanted: _Outcome, compared: str = "") -> str:
+def _difference(got: Outcome, wanted: Outcome, compared: str = "") -> str:
     """One sentence, or an empty string if there is no difference."""
     if got.error is not None:
         if (got.error, got.message) == (wanted.error, wanted.message):

@@ -200,7 +200,7 @@ def _slips(root: Callable[[Tensor], float]) -> list[Mistake]:
         ),
         slip(
             lambda q, k, v: _attend(q @ k / root(q), v),
-            "the shapes do not fit for a product of rows with rows: turn the keys into columns with key.mT.",
+            "the shapes do not fit: rows meet columns in a product, so the keys have to be turned round, key.mT.",
         ),
         slip(
             lambda q, k, v: _attend(q @ k.permute(2, 1, 0) / root(q), v),  # what key.T is, for now: it warns

@@ -1,6 +1,5 @@
 """Checks of lesson 4's exercises."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -8,10 +7,153 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from helpers.attention import scaled_dot_product_attention
-from helpers.course.exercises.checking import Exercise, Mistake, random_tensor
+from helpers.course.exercises.checking import Exercise, Mistake, Prediction, UnreadableError, random_tensor
 from helpers.course.exercises.lesson_3 import split_with_view_alone
-from helpers.masks import causal_mask
+from helpers.course.single_head import mix
+
+# Keys and values in front
+
+
+def _attend_with(query, key, value, past_key, past_value) -> tuple[Tensor, Tensor]:
+    return mix(query, torch.cat([past_key, key], dim=1), torch.cat([past_value, value], dim=1))
+
+
+def _unscaled(query, key, value, past_key, past_value) -> tuple[Tensor, Tensor]:
+    return _attend_with(query * query.shape[-1] ** 0.5, key, value, past_key, past_value)
+
+
+check_attend_with = Exercise(
+    right=_attend_with,
+    toys=lambda draw: [
+        tuple(
+            random_tensor(draw, batch, length, width)
+            for length, width in ((queries, 4), (keys, 4), (keys, 7), (past, 4), (past, 7))
+        )
+        for batch, queries, keys, past in [(2, 3, 6, 5), (5, 4, 4, 2)]
+    ],
+    mistakes=[
+        Mistake(
+            lambda q, k, v, past_k, past_v: mix(q, k, v),
+            "this is the head without those who left: their keys and values are not joined.",
+        ),
+        Mistake(
+            lambda q, k, v, past_k, past_v: mix(q, past_k, past_v),
+            "only those who left are heard: put their keys in front of the others', not in their place.",
+        ),
+        Mistake(
+            lambda q, k, v, past_k, past_v: mix(q, torch.cat([k, past_k], dim=1), torch.cat([v, past_v], dim=1)),
+            "the output is right, but the kept keys are behind the others: the first columns of the weights should be "
+            "theirs.",
+        ),
+        Mistake(
+            lambda q, k, v, past_k, past_v: mix(q, torch.cat([past_k, k], dim=1), torch.cat([v, past_v], dim=1)),
+            "the keys are in front and the values behind: each key must have its own value in the same place.",
+        ),
+        Mistake(_unscaled, "the scores were not divided by the square root of head_dim."),
+        Mistake(
+            lambda *toy: _attend_with(*toy)[0],
+            "you returned the output alone; return the output and the weights.",
+        ),
+        Mistake(
+            lambda *toy: _attend_with(*toy)[::-1], "output and weights have changed places: return the output first."
+        ),
+        Mistake(
+            lambda q, k, v, past_k, past_v: _attend_with(torch.cat([past_k, q], dim=1), k, v, past_k, past_v),
+            "those who left ask, too: join keys and values, and leave the queries as they are.",
+        ),
+        Mistake(
+            lambda q, k, v, past_k, past_v: mix(q, torch.cat([past_k, k], dim=0), torch.cat([past_v, v], dim=0)),
+            "joined along axis 0, those who left become tables of their own: guests are axis 1.",
+        ),
+        Mistake(
+            lambda q, k, v, past_k, past_v: mix(q, torch.cat([past_k, k], dim=-1), torch.cat([past_v, v], dim=-1)),
+            "joined along the last axis, keys become wider and not more: guests are axis 1.",
+        ),
+    ],
+)
+
+check_hosts_wishes = Prediction(
+    right=["yes", "no"],
+    because="a slot adds its own value for those queries that find its key, and it cannot make a query look elsewhere.",
+    mistakes=[
+        (
+            ["no", "yes"],
+            "the two have changed places: a slot can hand over a kite of its own, but Ben's gift is Ben's.",
+        ),
+        (
+            ["yes", "yes"],
+            "a slot is the same at every table; where Ben sits, and what he has brought, it does not know.",
+        ),
+        (["no", "no"], "a key that only those queries find is a direction in 16 dimensions; training can look for it."),
+    ],
+)
+
+check_zero_slots = Prediction(
+    right=3 / 11,
+    because="a key of zeros has the score 0, like all the others here, and exp(0) = 1: three equal weights of eleven.",
+    mistakes=[
+        (0, "a score of 0 is not a weight of 0: exp(0) = 1."),
+        (3 / 8, "the softmax runs over all keys, those of the slots included: eleven."),
+        (8 / 11, "this is what is left for the tokens."),
+        (1 / 11, "this is one slot; there are three."),
+        (1 / 3, "this is one slot's share of the prefix; asked is the prefix's share of all."),
+    ],
+)
+
+
+# A key for one query
+
+
+def _address(query: Tensor, key: Tensor, number: int) -> Tensor:
+    wanted = torch.full((len(query),), -20.0, dtype=query.dtype)
+    wanted[number] = 20.0
+    return torch.linalg.lstsq(query, wanted[:, None]).solution[:, 0] * query.shape[-1] ** 0.5
+
+
+def _gates(slot_key: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The slot's weight beside the keys, for each query."""
+    return mix(query, torch.cat([slot_key[None], key]), torch.zeros(len(key) + 1, 1, dtype=key.dtype))[1][:, 0]
+
+
+def _reaches_one_alone(slot_key, query: Tensor, key: Tensor, number: int) -> bool:
+    if not isinstance(slot_key, Tensor) or list(slot_key.shape) != [query.shape[-1]]:
+        given = list(slot_key.shape) if isinstance(slot_key, Tensor) else type(slot_key).__name__
+        raise UnreadableError(f"Your key should be a tensor [head_dim] = [{query.shape[-1]}], and is {given}.")
+    gates = _gates(slot_key.to(query), query, key)
+    if gates[number] <= 0.95:
+        raise UnreadableError(
+            f"Query {number} gives your slot {gates[number]:.2f} of its attention, and should give it more than 0.95. "
+            "How large does the score have to be?"
+        )
+    others = gates.clone()
+    others[number] = 0
+    if others.max() >= 0.05:
+        raise UnreadableError(
+            f"Query {number} finds your slot, but query {others.argmax()} gives it {others.max():.2f} of its attention "
+            "too, and should give it less than 0.05: it lies partly in the same direction. Ask for a small score there."
+        )
+    return True
+
+
+check_address = Exercise(
+    right=_address,
+    toys=lambda draw: [
+        (random_tensor(draw, tokens, head_dim) + 1, random_tensor(draw, tokens, head_dim), number)
+        for tokens, head_dim, number in [(8, 64, 5), (5, 9, 2)]
+    ],
+    read=_reaches_one_alone,
+    examples="sentences",
+    mistakes=[
+        Mistake(
+            lambda query, key, number: _address(query, key, number) / query.shape[-1] ** 0.5,
+            "the direction is right, but mind that scores are divided by the square root of head_dim: the key must be "
+            "larger by it.",
+        ),
+    ],
+)
+
+
+# From a row of numbers to the keys of every head
 
 
 def _split_prefix(prefix: Tensor, num_heads: int, pattern: str) -> tuple[Tensor, Tensor]:
@@ -43,6 +185,12 @@ check_split_prefix = Exercise(
             "heads were split with view alone: head 0 got whole slots instead of a slice of every slot's features.",
         ),
         Mistake(
+            lambda prefix, heads: tuple(
+                rearrange(half, "b p (h d) -> b p h d", h=heads) for half in prefix.chunk(2, -1)
+            ),
+            "the heads are apart, but stand behind the slots: keys are [batch, heads, prefix, head_dim].",
+        ),
+        Mistake(
             lambda prefix, heads: prefix.chunk(2, dim=-1),
             "the halves are right, but they are not split into heads yet.",
         ),
@@ -50,158 +198,41 @@ check_split_prefix = Exercise(
 )
 
 
-def _prefix_attention(query, key, value, prefix_key, prefix_value, mask, new_columns=None) -> Tensor:
-    if new_columns is None:
-        new_columns = torch.ones(len(mask), prefix_key.shape[2], dtype=torch.bool)
-    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
-    return scaled_dot_product_attention(query, key, value, torch.cat([new_columns, mask], dim=1))[0]
+# The mask
 
 
-def _prefix_attention_weights(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
-    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
-    return scaled_dot_product_attention(query, key, value, F.pad(mask, (prefix_key.shape[2], 0), value=True))[1]
+def _longer_mask(mask: Tensor, prefix_length: int, padding=(1, 0), value: bool = True) -> Tensor:
+    return F.pad(mask, [prefix_length * end for end in padding], value=value)
 
 
-def _mask_behind_its_prefix(query, key, value, prefix_key, prefix_value, mask, fill=True) -> Tensor:
-    key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
-    return scaled_dot_product_attention(query, key, value, F.pad(mask, (0, prefix_key.shape[2]), value=fill))[0]
-
-
-def _prefix_behind_its_mask(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
-    key, value = torch.cat([key, prefix_key], dim=2), torch.cat([value, prefix_value], dim=2)
-    return scaled_dot_product_attention(query, key, value, F.pad(mask, (prefix_key.shape[2], 0), value=True))[0]
-
-
-def _prefix_with_queries(query, key, value, prefix_key, prefix_value, mask) -> Tensor:
-    return _prefix_attention(
-        torch.cat([prefix_key, query], dim=2),
-        key,
-        value,
-        prefix_key,
-        prefix_value,
-        F.pad(mask, (0, 0, prefix_key.shape[2], 0), value=True),
-    )
-
-
-check_prefix_attention = Exercise(
-    right=_prefix_attention,
+check_longer_mask = Exercise(
+    right=_longer_mask,
     toys=lambda draw: [
-        (
-            *(random_tensor(draw, batch, heads, length, head_dim) for length in (queries, keys, keys, prefix, prefix)),
-            causal_mask(queries, keys),
-        )
-        for batch, heads, queries, keys, prefix, head_dim in [(2, 3, 5, 6, 4, 7), (1, 4, 3, 5, 2, 6)]
+        (torch.arange(keys) < torch.tensor([[keys - 2], [keys], [1]]), prefix) for keys, prefix in [(7, 3), (5, 4)]
     ],
+    compared="Your mask",
     mistakes=[
+        Mistake(partial(_longer_mask, padding=(0, 1), value=False), "this is still the broken one."),
         Mistake(
-            lambda *toy: _prefix_attention(*toy, new_columns=torch.zeros(len(toy[-1]), toy[3].shape[2]).bool()),
-            "this is the output without a prefix: it was not joined, or its columns of the mask are False.",
+            partial(_longer_mask, padding=(0, 1)),
+            "the new columns say True now, but they are behind: the prefix is in front, so the mask is shifted against "
+            "the keys.",
         ),
         Mistake(
-            lambda *toy: _prefix_attention(*toy[:-1], torch.ones_like(toy[-1])),
-            "the mask was dropped: every query sees every key.",
+            partial(_longer_mask, value=False),
+            "the new columns are in front now, and say False, so that the prefix is hidden.",
         ),
         Mistake(
-            _mask_behind_its_prefix,
-            "the mask grew at the other end than the keys: the prefix is in front, so are its columns.",
+            lambda mask, prefix_length: _longer_mask(mask, prefix_length).long(),
+            "right, but as whole numbers: a mask whose True means may attend is bool.",
         ),
         Mistake(
-            partial(_mask_behind_its_prefix, fill=False),
-            "the mask grew at the other end than the keys, and by columns of False: F.pad takes (in front, behind), "
-            "and value=True.",
+            lambda mask, prefix_length: torch.ones(len(mask), prefix_length + mask.shape[1], dtype=torch.bool),
+            "every key is visible now, those of cards too: keep the old columns as they are.",
         ),
         Mistake(
-            lambda *toy: (_prefix_attention(*toy), _prefix_attention_weights(*toy)),
-            "the pair of output and weights was returned: the mixed values are its first part.",
-        ),
-        Mistake(
-            _prefix_behind_its_mask,
-            "the prefix stands behind the keys, but the new columns of the mask in front.",
-        ),
-        Mistake(
-            lambda query, key, value, prefix_key, prefix_value, mask: _prefix_attention(
-                query, key, value, prefix_key, prefix_key, mask
-            ),
-            "the prefix's keys serve as its values too: prefix_value is not used.",
-        ),
-        Mistake(
-            _prefix_with_queries,
-            "the prefix got queries: rows of the output belong to tokens, so the queries stay as they are.",
-        ),
-        Mistake(
-            lambda query, key, value, prefix_key, prefix_value, mask: _prefix_attention(
-                query,
-                key,
-                value,
-                prefix_key,
-                prefix_value,
-                torch.ones(len(mask), mask.shape[1] + prefix_key.shape[2]).tril().bool()[:, prefix_key.shape[2] :],
-                torch.ones(len(mask), prefix_key.shape[2]).tril().bool(),
-            ),
-            "a triangle was laid over the prefix too: every query sees the whole prefix.",
-        ),
-    ],
-)
-
-
-def _prefix_weights(query, key, prefix_key, scale=None, dim=-1) -> Tensor:
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return (scale * query @ torch.cat([prefix_key, key], dim=2).mT).softmax(dim)[..., : prefix_key.shape[2]]
-
-
-def _prefix_share(query, key, prefix_key, **options) -> Tensor:
-    return _prefix_weights(query, key, prefix_key, **options).sum(dim=-1, keepdim=True)
-
-
-def _share_of_columns(query, key, prefix_key, columns: Callable[[int], slice]) -> Tensor:
-    scores = query.shape[-1] ** -0.5 * query @ torch.cat([prefix_key, key], dim=2).mT
-    return scores.softmax(dim=-1)[..., columns(prefix_key.shape[2])].sum(dim=-1, keepdim=True)
-
-
-check_prefix_share = Exercise(
-    right=_prefix_share,
-    toys=lambda draw: [
-        tuple(random_tensor(draw, batch, heads, length, head_dim) for length in (queries, keys, prefix))
-        for batch, heads, queries, keys, prefix, head_dim in [(2, 3, 5, 6, 4, 7), (1, 4, 3, 7, 2, 5)]
-    ],
-    mistakes=[
-        Mistake(
-            lambda *toy: 1 - _prefix_share(*toy),
-            "this is what is left for the content: the share of the prefix is 1 minus it.",
-        ),
-        Mistake(
-            lambda *toy: _prefix_weights(*toy).mean(dim=-1, keepdim=True),
-            "the weights on the prefix were averaged: the share is their sum.",
-        ),
-        Mistake(
-            lambda query, key, prefix_key: torch.ones_like(query[..., :1]),
-            "every share is 1: the softmax ran over the prefix alone; it runs over prefix and content together.",
-        ),
-        Mistake(
-            lambda query, key, prefix_key: torch.full_like(
-                query[..., :1], prefix_key.shape[2] / (prefix_key.shape[2] + key.shape[2])
-            ),
-            "this is the share if all scores were equal: it depends on the query.",
-        ),
-        Mistake(
-            partial(_prefix_share, scale=1.0),
-            "the scores were not divided by the square root of head_dim.",
-        ),
-        Mistake(
-            partial(_prefix_share, dim=-2),
-            "the softmax ran over the queries: it runs over the keys, the last axis.",
-        ),
-        Mistake(
-            partial(_share_of_columns, columns=lambda length: slice(-length, None)),
-            "the last columns were summed, which are not the prefix's: the prefix stands in front.",
-        ),
-        Mistake(
-            partial(_share_of_columns, columns=lambda length: slice(length, 2 * length)),
-            "the columns that were summed are not the prefix's: they belong to the first tokens.",
-        ),
-        Mistake(
-            partial(_share_of_columns, columns=lambda length: slice(0, 1)),
-            "one column was summed, that of the first slot: the prefix has as many columns as slots.",
+            lambda mask, prefix_length: torch.ones(len(mask), prefix_length, dtype=torch.bool),
+            "these are the new columns; join them to the old mask.",
         ),
     ],
 )

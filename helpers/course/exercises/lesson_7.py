@@ -1,12 +1,211 @@
 """Checks of lesson 7's exercises."""
 
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from helpers.course.exercises.checking import Exercise, Mistake, UnreadableError, random_tensor
+from helpers.course.exercises.checking import Exercise, Mistake, Outcome, Prediction, random_tensor
+
+check_count = Prediction(
+    right=11_520,
+    because="3 sites, 2 layers, a key and a value in each, 5 slots, and 4 * 48 numbers in one of them.",
+    mistakes=[
+        (3840, "this is one site; the prefix has three."),
+        (5760, "a slot has a key and a value."),
+        (7680, "this is with a width of 128, d_model; keys and values are num_heads * d_kv = 192 wide."),
+        (2304, "this is one slot; the prefix has five."),
+        (
+            34_560,
+            "encoder and decoder have 2 layers each; the cross-attention's are those of the decoder, so 6 in all.",
+        ),
+        (23_040, "this is with four layers at each site; the encoder has two, and the decoder two."),
+    ],
+)
+
+
+# One step
+
+
+class _Model(nn.Module):
+    """What a training step sees of a frozen model: it has a loss, on which a prefix has an influence if attached."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.prefix: tuple[Tensor, ...] = ()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=F.mse_loss((inputs + sum(self.prefix)).tanh() @ self.weight, labels))
+
+
+class _Prefix(nn.Module):
+    def __init__(self, slot: Tensor):
+        super().__init__()
+        self.slot = nn.Parameter(slot)
+
+    @contextmanager
+    def attached(self, model: _Model) -> Iterator[_Model]:
+        model.prefix = (self.slot,)
+        try:
+            yield model
+        finally:
+            model.prefix = ()
+
+
+@dataclass(frozen=True)
+class _Setup:
+    slot: Tensor
+    weight: Tensor
+    inputs: Tensor
+    labels: Tensor
+
+    def __repr__(self) -> str:
+        return f"a model of {len(self.slot)} features, trained for {len(self.inputs)} steps"
+
+
+def _setup(draw: torch.Generator, features: int, targets: int, steps: int) -> _Setup:
+    shapes = (features,), (features, targets), (steps, 7, features), (steps, 7, targets)
+    return _Setup(*(random_tensor(draw, *shape) for shape in shapes))
+
+
+class _StepExercise(Exercise):
+    """Runs an answer for some steps, each with a new batch, and compares the losses and the prefix in the end."""
+
+    def _outcome(self, answer: Callable, toy: tuple) -> Outcome:
+        def run(setup):
+            model, prefix = _Model(setup.weight.clone()), _Prefix(setup.slot.clone())
+            optimizer = torch.optim.AdamW(prefix.parameters(), lr=0.1)
+            losses = []
+            for batch in zip(setup.inputs, setup.labels, strict=True):
+                losses.append(answer(model, prefix, optimizer, dict(zip(("inputs", "labels"), batch, strict=True))))
+                if losses[-1] is None:
+                    return None
+            return torch.stack([torch.as_tensor(loss).detach() for loss in losses]), prefix.slot.detach()
+
+        return super()._outcome(run, toy)
+
+
+def _step(model, prefix, optimizer, batch) -> float:
+    optimizer.zero_grad()
+    with prefix.attached(model):
+        loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def _without_zero_grad(model, prefix, optimizer, batch):
+    with prefix.attached(model):
+        loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def _without_step(model, prefix, optimizer, batch):
+    with prefix.attached(model):
+        return model(**batch).loss.item()
+
+
+def _without_prefix(model, prefix, optimizer, batch):
+    optimizer.zero_grad()
+    model(**batch).loss.backward()
+
+
+def _step_first(model, prefix, optimizer, batch):
+    with prefix.attached(model):
+        loss = model(**batch).loss
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+    return loss.item()
+
+
+def _step_before_all(model, prefix, optimizer, batch):
+    optimizer.step()
+    optimizer.zero_grad()
+    with prefix.attached(model):
+        loss = model(**batch).loss
+    loss.backward()
+    return loss.item()
+
+
+def _loss_afterwards(model, prefix, optimizer, batch):
+    _step(model, prefix, optimizer, batch)
+    return _without_step(model, prefix, optimizer, batch)
+
+
+_STEPS_FIRST = "the optimiser steps before backward, so that each step uses the gradients of the last batch."
+
+check_training_step = _StepExercise(
+    right=_step,
+    toys=lambda draw: [
+        (
+            _Setup(
+                random_tensor(draw, 5),
+                random_tensor(draw, 5, 3),
+                random_tensor(draw, 4, 7, 5),
+                random_tensor(draw, 4, 7, 3),
+            ),
+        ),
+        (
+            _Setup(
+                random_tensor(draw, 2),
+                random_tensor(draw, 2, 6),
+                random_tensor(draw, 3, 5, 2),
+                random_tensor(draw, 3, 5, 6),
+            ),
+        ),
+    ],
+    compared="What your steps give",
+    examples="small models, with a few steps each",
+    mistakes=[
+        Mistake(
+            _without_zero_grad,
+            "the gradients of earlier steps are still there and add up: call optimizer.zero_grad() before backward.",
+        ),
+        Mistake(
+            _without_step,
+            "the prefix has not moved. Is optimizer.step() missing, or zero_grad() called between backward and step?",
+        ),
+        Mistake(
+            _without_prefix,
+            "nothing that is trained has reached the loss: attach the prefix while the model runs, and let gradients "
+            "be recorded (no torch.no_grad()).",
+        ),
+        Mistake(_step_first, _STEPS_FIRST),
+        Mistake(_step_before_all, _STEPS_FIRST),
+        Mistake(_loss_afterwards, "you returned the loss after the step; return the one that backward started from."),
+    ],
+)
+
+
+check_months = Prediction(
+    right=["right", "right", "wrong", "wrong"],
+    because="juli and oktober the base has written for other languages; Dezember and März are spelled so in none.",
+    mistakes=[
+        (["wrong", "wrong", "wrong", "wrong"], "some German months are spelled as in a language that the base knows."),
+        (
+            ["right", "right", "right", "right"],
+            "then twenty steps would do for all; two of these the base has never seen.",
+        ),
+        (["wrong", "wrong", "right", "right"], "the other two: ask which spellings Dutch or Danish have too."),
+    ],
+    hints=[
+        "Look at Juli: the month is juli in Dutch, Danish and Swedish.",
+        "Look at Oktober: the month is oktober in Dutch, Danish and Swedish.",
+        "Look at Dezember: Dutch and Danish write december, and only Portuguese has a z, in dezembro.",
+        "Look at März: which of the 29 languages writes it like this?",
+    ],
+)
+
+
+# What the decoder reads
 
 
 def _teacher_forcing(target_ids: Tensor, attention_mask: Tensor, start_id: int) -> tuple[Tensor, Tensor]:
@@ -71,132 +270,6 @@ check_teacher_forcing = Exercise(
         Mistake(
             lambda ids, mask, start: _teacher_forcing(ids, mask, start)[::-1],
             "the two are exchanged: return (decoder_input_ids, labels).",
-        ),
-    ],
-)
-
-
-def _training_bytes(base: int, prefix: int, number: int = 4, moments: int = 2) -> tuple[int, int, int]:
-    return number * (base + prefix), number * prefix, number * moments * prefix
-
-
-check_training_bytes = Exercise(
-    right=_training_bytes,
-    toys=lambda draw: [(1000, 30), (12_345, 678)],
-    examples="pairs of sizes",
-    mistakes=[
-        Mistake(
-            lambda base, prefix: (4 * (base + prefix), 4 * (base + prefix), 8 * (base + prefix)),
-            "this is full fine-tuning: a frozen weight has neither a gradient nor moments.",
-        ),
-        Mistake(
-            lambda base, prefix: (4 * (base + prefix), 4 * (base + prefix), 8 * prefix),
-            "the frozen weights have no gradients.",
-        ),
-        Mistake(
-            lambda base, prefix: (4 * (base + prefix), 4 * prefix, 8 * (base + prefix)),
-            "the optimiser keeps moments for what it trains, the prefix alone.",
-        ),
-        Mistake(partial(_training_bytes, moments=1), "AdamW keeps two numbers for each that it trains, not one."),
-        Mistake(
-            partial(_training_bytes, moments=3),
-            "the optimiser's part is counted three times: it has two moments; the number itself is a weight.",
-        ),
-        Mistake(partial(_training_bytes, number=1), "these are numbers; a number in float32 takes 4 bytes."),
-        Mistake(partial(_training_bytes, number=2), "these are the bytes of float16; float32 takes 4 for each number."),
-        Mistake(
-            lambda base, prefix: (4 * base, 4 * prefix, 8 * prefix),
-            "the prefix itself is missing among the weights.",
-        ),
-        Mistake(
-            lambda base, prefix: (4 * prefix, 4 * prefix, 8 * prefix),
-            "the frozen weights lie in memory too: they need no gradient, but the model still runs on them.",
-        ),
-    ],
-)
-
-
-def _stack_prefixes(prefixes: list[Tensor], rows: list[int | None]) -> tuple[Tensor, Tensor]:
-    longest = max(prefix.shape[1] for prefix in prefixes)
-    padded = [F.pad(prefix, (0, 0, 0, longest - prefix.shape[1])) for prefix in prefixes]
-    empty = torch.zeros_like(padded[0])
-    lengths = torch.tensor([0 if row is None else prefixes[row].shape[1] for row in rows])
-    keys = torch.stack([empty if row is None else padded[row] for row in rows])
-    return keys, torch.arange(longest) < lengths[:, None]
-
-
-def _visible_slots(result, prefixes: list[Tensor], rows: list[int | None]) -> tuple[Tensor, Tensor]:
-    """The keys with zeros where nobody looks: what stands there does not matter."""
-    wanted = [len(rows), max(prefix.shape[1] for prefix in prefixes)]
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        given = f"{len(result)} results" if isinstance(result, tuple | list) else f"one {type(result).__name__}"
-        raise UnreadableError(f"Return two tensors, the keys and which slots are visible; yours is {given}.")
-    keys, visible = result
-    for name, part in (("keys", keys), ("mask", visible)):
-        if not isinstance(part, Tensor):
-            raise UnreadableError(f"Your {name} should be a tensor, and is a {type(part).__name__}.")
-    if visible.dtype != torch.bool or list(visible.shape) != wanted:
-        raise UnreadableError(
-            f"Your mask should be bool [batch, longest] = {wanted}, and is {visible.dtype} {list(visible.shape)}."
-        )
-    if keys.ndim != 4 or [keys.shape[0], keys.shape[2]] != wanted:
-        raise UnreadableError(
-            f"Your keys should be [batch, heads, longest, d_kv] with {wanted[0]} rows and {wanted[1]} slots, and are "
-            f"{list(keys.shape)}."
-        )
-    return keys.masked_fill(~visible[:, None, :, None], 0.0), visible
-
-
-def _stack_with_none_as(index: int, prefixes: list[Tensor], rows: list[int | None]) -> tuple[Tensor, Tensor]:
-    return _stack_prefixes(prefixes, [index if row is None else row for row in rows])
-
-
-def _stack_padded_in_front(prefixes: list[Tensor], rows: list[int | None]) -> tuple[Tensor, Tensor]:
-    keys, visible = _stack_prefixes(prefixes, rows)
-    lengths = visible.sum(dim=1).tolist()
-    rolled = [key.roll(visible.shape[1] - length, dims=1) for key, length in zip(keys, lengths, strict=True)]
-    return torch.stack(rolled), visible.flip(1)
-
-
-check_stack_prefixes = Exercise(
-    right=_stack_prefixes,
-    toys=lambda draw: [
-        ([random_tensor(draw, 4, 2, 5), random_tensor(draw, 4, 3, 5)], [1, None, 0, 1, 0, 1]),
-        (
-            [random_tensor(draw, 2, 4, 3), random_tensor(draw, 2, 1, 3), random_tensor(draw, 2, 6, 3)],
-            [2, 1, None, 0, 2],
-        ),
-    ],
-    read=_visible_slots,
-    compared="Your result",
-    examples="batches",
-    mistakes=[
-        Mistake(
-            lambda prefixes, rows: (
-                _stack_prefixes(prefixes, rows)[0],
-                torch.ones_like(_stack_prefixes(prefixes, rows)[1]),
-            ),
-            "every slot is visible: a slot of zeros still takes weight, as lesson 4 showed, so it must be masked.",
-        ),
-        Mistake(
-            lambda prefixes, rows: (_stack_prefixes(prefixes, rows)[0], ~_stack_prefixes(prefixes, rows)[1]),
-            "the mask is upside down: True is a slot that the row has.",
-        ),
-        Mistake(
-            partial(_stack_with_none_as, 0),
-            "a row of None got the first prefix: it has no visible slot.",
-        ),
-        Mistake(
-            partial(_stack_with_none_as, -1),
-            "a row of None got the last prefix: it has no visible slot.",
-        ),
-        Mistake(
-            _stack_padded_in_front,
-            "the shorter prefixes were padded in front: the attention would be the same, but put the padding behind.",
-        ),
-        Mistake(
-            lambda prefixes, rows: _stack_prefixes(prefixes, [None if row == 0 else row for row in rows]),
-            "rows of prefix 0 have no visible slot: `if row` is false for 0 too; ask `row is None`.",
         ),
     ],
 )
