@@ -54,6 +54,12 @@ def layer_tensors(lesson: int) -> dict[str, torch.Tensor]:
     return {name: torch.empty(shape) for name, shape in shapes.items()}
 
 
+def t5_tensors() -> dict[str, torch.Tensor]:
+    shapes = dict.fromkeys(("encoder", "decoder", "cross"), (2, 2, 1, 4, 3, 48))
+    shapes |= {"source": (1, 15), "target": (1, 7), "encoded": (1, 15, 128), "logits": (1, 7, 384)}
+    return {name: torch.empty(shape) for name, shape in shapes.items()}
+
+
 CELLS = torch.arange(24).view(1, 4, 6)
 SPLIT = CELLS.view(1, 4, 2, 3)
 STEPS = {
@@ -76,6 +82,8 @@ LAYERS = {
     "layer, lesson 4": lambda: figures.attention_layer(layer_tensors(4), lit="prefix", title="A prefix"),
     "layer, lesson 6": lambda: figures.attention_layer(layer_tensors(6), lit="bias", scaled=False),
     "layer, all lit": lambda: figures.attention_layer(layer_tensors(6), lit=layer.PARTS.keys() - {"source"}),
+    "t5": lambda: figures.t5_sites(t5_tensors(), lit=("decoder", "cross"), title="T5", layers=(2, 3)),
+    "t5, bare": lambda: figures.t5_sites({"source": torch.empty(4, 512), "target": torch.empty(4, 128)}, lit="encoder"),
     "layer, large batch": lambda: figures.attention_layer(
         layer_tensors(4) | dict.fromkeys(("query", "key", "value"), torch.empty(32, 12, 128, 64)), lit="query"
     ),
@@ -573,6 +581,19 @@ def test_parts_can_have_other_names(monkeypatch):
     assert "prefix key" not in drawn
 
 
+def test_t5_sites_sentence():
+    said = figures.t5_sites_sentence(t5_tensors(), lit="decoder", layers=(2, 3))
+    assert said == (
+        "T5: highlighted is the decoder's self-attention; the encoder's self-attention has 15 queries and 3 + 15 keys; "
+        "the decoder's self-attention has 7 queries and 3 + 7 keys; cross-attention has 7 queries and 3 + 15 keys; the "
+        "encoder has 2 layers and the decoder 3; the encoder's output goes to cross-attention in every layer of the "
+        "decoder."
+    )
+    bare = {"source": torch.empty(2, 5), "target": torch.empty(2, 1)}
+    assert figures.t5_sites_sentence(bare).startswith("T5: the encoder's self-attention has 5 queries and 5 keys; ")
+    assert "the decoder's self-attention has 1 query and 1 keys" in figures.t5_sites_sentence(bare)
+
+
 def test_attention_layer_sentence():
     tensors = {"hidden": torch.empty(1, 8, 64), "query": torch.empty(1, 8, 16), "output": torch.empty(1, 8, 16)}
     assert figures.attention_layer_sentence(tensors, lit=("w_k", "w_q"), title="One head") == (
@@ -800,6 +821,8 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.heat_maps(WEIGHTS), r"\[heads, query, key\].*\[3, 4\]"),
         (lambda: figures.heat_maps({}), "one map or more; got none"),
         (lambda: figures.heat_maps({"a": WEIGHTS, "b": MASK}), r"one shape.*a \[3, 4\] of float64, b \[3, 5\] of bool"),
+        (lambda: figures.t5_sites({"source": torch.empty(1, 2)}), "needs source and target"),
+        (lambda: figures.t5_sites(t5_tensors(), lit="query"), "may have encoder, decoder, cross, .*got .*'query'"),
         (lambda: figures.attention_layer({}, lit="softmax"), "no part 'softmax'; its parts are hidden, source, w_q,"),
         (lambda: figures.attention_layer({"prefix": torch.empty(1)}), "no part 'prefix'"),
         (lambda: figures.attention_layer({}, parts="heads"), "no part 'heads'"),

@@ -40,6 +40,17 @@ WRONG_ANSWERS = {
             ),
             "follow one another along the sequence",
         ),
+        (
+            lambda hidden, heads: (torch.vstack([o for o, _ in results(hidden, heads)]), several(hidden, heads)[1]),
+            "tables of its own",
+        ),
+        (
+            lambda hidden, heads: (
+                torch.stack([o for o, _ in results(hidden, heads)], 3).reshape(len(hidden), hidden.shape[1], -1),
+                several(hidden, heads)[1],
+            ),
+            "one of each head in turn",
+        ),
         (lambda hidden, heads: (sum(o for o, _ in results(hidden, heads)), several(hidden, heads)[1]), "added up"),
         (
             lambda hidden, heads: (sum(o for o, _ in results(hidden, heads)) / len(heads), several(hidden, heads)[1]),
@@ -95,6 +106,8 @@ WRONG_ANSWERS = {
         (lambda x, h: x.view(len(x), x.shape[1], h, x.shape[2] / h), "raised TypeError"),
     ],
     "check_cells": [
+        ([1600, 896], "^all but one are right. The second: view alone"),
+        ([832, 640], "^all but one are right. The first: where does token 2 begin"),
         ([640, 1600], "in the wrong order"),
         ((1600, 1600), "view alone reads another cell"),
         ([640, 640], "view alone, twice"),

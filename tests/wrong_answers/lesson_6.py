@@ -6,8 +6,21 @@ def rms(x, weight, eps, dim=-1):
     return torch.einsum("bsd,d->bsd", x * torch.rsqrt((x * x).mean(dim, keepdim=True) + eps), weight)
 
 
-def row_of_bias(table, distances):
-    return torch.stack([table[distance] for distance in distances]).T[None, :, None]
+def joined(q, k, v, pk, pv):
+    return (torch.cat([p.repeat(len(q), 1, 1, 1), t], dim=2) for p, t in ((pk, k), (pv, v)))
+
+
+def masked_with_zero(q, k, v, bias, mask, pk, pv):
+    keys, values = joined(q, k, v, pk, pv)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, keys) + F.pad(bias, (pk.shape[2], 0))
+    return torch.where(F.pad(mask, (pk.shape[2], 0), value=True), scores, 0).softmax(-1) @ values
+
+
+def with_last_columns(q, k, v, bias, mask, pk, pv):
+    keys, values = joined(q, k, v, pk, pv)
+    bias = torch.cat([bias[..., -pk.shape[2] :], bias], dim=-1)
+    added = bias.masked_fill(~F.pad(mask, (pk.shape[2], 0), value=True), -torch.inf)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=added, scale=1.0)
 
 
 def t5_with_prefix(q, k, v, bias, mask, pk, pv, *, new_bias=0.0, behind=(False, False), scale=1.0):
@@ -42,20 +55,16 @@ WRONG_ANSWERS = {
         (lambda x, w, eps: rms(x, w, eps, dim=1), "ran over the tokens"),
         (lambda x, w, eps: F.normalize(x, dim=0), "right shape .*entries are wrong"),
     ],
-    "check_cached_bias": [
-        (lambda t, n: row_of_bias(t, range(n + 1)), "reversed"),
-        (lambda t, n: row_of_bias(t, [0] * (n + 1)), "position 0"),
-        (lambda t, n: row_of_bias(t, range(n + 1, 0, -1)), "one too large"),
-        (lambda t, n: row_of_bias(t, range(n - 1, -2, -1)), "one too small"),
-        (lambda t, n: row_of_bias(t, range(-n, 1)), "wrong sign"),
-        (lambda t, n: row_of_bias(t, range(0, -n - 1, -1)), "position 0"),
-        (lambda t, n: row_of_bias(t, range(n, 0, -1)), "own key is missing"),
-        (lambda t, n: row_of_bias(t, range(n, -1, -1))[0, :, 0], "two axes are missing"),
-        (lambda t, n: t[: n + 1].flip(0), "heads come before the keys"),
-        (lambda t, n: row_of_bias(t, range(n, -1, -1)).transpose(1, 2), r"\[1, 1, 3, 5\], expected \[1, 3, 1, 5\]"),
-        (lambda t, n: t[n - torch.arange(2 * n + 30)], "raised IndexError"),
-    ],
     "check_t5_prefix_attention": [
+        (masked_with_zero, "hidden keys are heard"),
+        (with_last_columns, "the bias of the last keys"),
+        (
+            lambda q, k, v, bias, mask, pk, pv: t5_with_prefix(
+                q, k, v, bias / q.shape[-1] ** 0.5, mask, pk, pv, scale=None
+            ),
+            "T5 divides neither",
+        ),
+        (lambda q, k, v, bias, mask, pk, pv: torch.cat([pk, k], dim=2), "expand it"),
         (lambda *toy: t5_with_prefix(*toy, scale=None), "T5 does not"),
         (lambda q, k, v, bias, *others: t5_with_prefix(q, k, v, 0 * bias, *others), "bias was not added"),
         (lambda *toy: t5_with_prefix(*toy, behind=(True, False)), "its zeros belong in front"),
@@ -108,6 +117,33 @@ WRONG_ANSWERS = {
             ),
             "triangle begins over the prefix",
         ),
-        (lambda q, k, v, bias, mask, pk, pv: torch.cat([pk, k], dim=2), "raised RuntimeError: Sizes of tensors"),
+    ],
+    "check_key_lengths": [
+        ([15, 10, 15], "comes as a cache"),
+        ([18, 10, 10], "come from the source"),
+        ([15, 7, 15], "three slots besides"),
+        ((18, 10, 21), "no row of its output"),
+        ([18, 10, 25], "reads the source alone"),
+        ([3, 3, 3], "not what comes out"),
+    ],
+    "check_blind": [
+        (["fails"] * 3, "cut off before"),
+        (["passes", "fails", "fails"], "louder for all"),
+        (("fails", "passes", "fails"), "the slots' columns alone"),
+        (["passes"] * 3, "distances among tokens"),
+        (["fails", "fails", "passes"], "exactly reversed"),
+        (["yes", "yes", "no"], "not what comes out"),
+    ],
+    "check_longer_bias": [
+        (
+            lambda bias, length: torch.cat([bias, torch.zeros(*bias.shape[:3], length)], dim=-1),
+            "the prefix is in front",
+        ),
+        (lambda bias, length: torch.cat([torch.ones(*bias.shape[:3], length), bias], dim=-1), "louder"),
+        (lambda bias, length: torch.cat([torch.full((*bias.shape[:3], length), -torch.inf), bias], dim=-1), "hides"),
+        (lambda bias, length: torch.cat([bias[..., :1]] * length + [bias], dim=-1), "changes with the query"),
+        (lambda bias, length: F.pad(bias, (length, 0, length, 0)), "no queries"),
+        (lambda bias, length: bias.clone(), "as it was"),
+        (lambda bias, length: F.pad(bias, (length + 1, 0)), "has shape"),
     ],
 }

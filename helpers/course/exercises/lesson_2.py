@@ -44,6 +44,14 @@ check_several_heads = Exercise(
             "axis, dim=-1.",
         ),
         Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, torch.cat),
+            "the outputs are joined along axis 0, as if each head had tables of its own: join the last axis, dim=-1.",
+        ),
+        Mistake(
+            lambda hidden, heads: _several_heads(hidden, heads, lambda outputs: torch.stack(outputs, -1).flatten(-2)),
+            "the heads' features are mixed, one of each head in turn: first all of head 0, then all of head 1.",
+        ),
+        Mistake(
             lambda hidden, heads: _several_heads(hidden, heads, sum),
             "the heads' outputs were added up: side by side, each head keeps features of its own.",
         ),
@@ -168,6 +176,10 @@ check_cells = Prediction(
         ([1600, 576], "the second is row 1 of head 1: row 2 begins 2 * 64 cells behind the beginning of the head."),
         ([1600, 512], "the second is row 0 of head 1: row 2 begins 2 * 64 cells behind the beginning of the head."),
         ([1601, 641], "each is one too far: cells, like everything in Python, are counted from 0."),
+    ],
+    hints=[
+        "The first: where does token 2 begin, and how many cells further on does head 1 begin?",
+        "The second: view alone gives head 1 the cells from 8 * 64 on, in rows of 64.",
     ],
 )
 

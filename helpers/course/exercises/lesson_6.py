@@ -1,16 +1,26 @@
 """Checks of lesson 6's exercises."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from helpers.attention import scaled_dot_product_attention
-from helpers.course.exercises.checking import Exercise, Mistake, random_tensor
+from helpers.course.exercises.checking import Exercise, Mistake, Prediction, random_tensor
 from helpers.masks import causal_mask
+
+check_key_lengths = Prediction(
+    right=[18, 10, 18],
+    because="three slots and the tokens that are read: the source's 15, the target's 7, and the source's again.",
+    mistakes=[
+        ([15, 10, 15], "so it is where the prefix comes as a cache, in the decoder alone; here all sites have slots."),
+        ([18, 10, 10], "cross-attention's queries are the target's; its keys come from the source."),
+        ([15, 7, 15], "these are the keys of tokens; each site has three slots besides."),
+        ([18, 10, 21], "the source's slots are keys of the encoder's attention and make no row of its output."),
+        ([18, 10, 25], "cross-attention reads the source alone, not the target."),
+    ],
+)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -76,54 +86,6 @@ check_rms_norm = Exercise(
 )
 
 
-def _cached_bias(table: Tensor, num_cached: int, distance: Callable[[Tensor, int], Tensor]) -> Tensor:
-    return rearrange(table[distance(torch.arange(num_cached + 1), num_cached)], "k h -> 1 h 1 k")
-
-
-check_cached_bias = Exercise(
-    right=partial(_cached_bias, distance=lambda keys, cached: cached - keys),
-    toys=lambda draw: [(random_tensor(draw, 9, 3), 4), (random_tensor(draw, 12, 5), 6)],
-    mistakes=[
-        Mistake(
-            partial(_cached_bias, distance=lambda keys, cached: keys),
-            "the row is reversed: the last key is the new token itself, at distance 0.",
-        ),
-        Mistake(
-            partial(_cached_bias, distance=lambda keys, cached: torch.zeros_like(keys)),
-            "this is the row of a token at position 0: the new token stands behind the cached ones.",
-        ),
-        Mistake(
-            partial(_cached_bias, distance=lambda keys, cached: cached + 1 - keys),
-            "all distances are one too large: the new token stands at position num_cached, not at num_cached + 1.",
-        ),
-        Mistake(
-            partial(_cached_bias, distance=lambda keys, cached: cached - 1 - keys),
-            "all distances are one too small, and the last is -1: the new token stands at position num_cached.",
-        ),
-        Mistake(
-            partial(_cached_bias, distance=lambda keys, cached: keys - cached),
-            "the distances have the wrong sign, so that rows were read from the table's end: num_cached - k.",
-        ),
-        Mistake(
-            partial(_cached_bias, distance=lambda keys, cached: -keys),
-            "this is the row of a token at position 0: the new token stands behind the cached ones.",
-        ),
-        Mistake(
-            lambda table, num_cached: rearrange(table[num_cached - torch.arange(num_cached)], "k h -> 1 h 1 k"),
-            "the new token's own key is missing: there are num_cached + 1 keys.",
-        ),
-        Mistake(
-            lambda table, num_cached: table[num_cached - torch.arange(num_cached + 1)].T,
-            "the numbers are right, but two axes are missing: return [1, heads, 1, num_cached + 1].",
-        ),
-        Mistake(
-            lambda table, num_cached: table[num_cached - torch.arange(num_cached + 1)],
-            "the heads come before the keys: return [1, heads, 1, num_cached + 1].",
-        ),
-    ],
-)
-
-
 def _t5_prefix_attention(
     query, key, value, bias, mask, prefix_key, prefix_value, *, scale=1.0, columns=None, visible=True
 ) -> Tensor:
@@ -135,6 +97,32 @@ def _t5_prefix_attention(
     bias = torch.cat([new.expand(-1, -1, -1, length), bias], dim=-1)
     mask = F.pad(mask, (length, 0), value=visible)
     return scaled_dot_product_attention(query, key, value, mask, bias, scale=scale)[0]
+
+
+def _t5_masked_with_zero(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    length = prefix_key.shape[2]
+    key = torch.cat([prefix_key.expand(len(key), -1, -1, -1), key], dim=2)
+    value = torch.cat([prefix_value.expand(len(value), -1, -1, -1), value], dim=2)
+    scores = query @ key.mT + F.pad(bias, (length, 0))
+    return scores.masked_fill(~F.pad(mask, (length, 0), value=True), 0.0).softmax(dim=-1) @ value
+
+
+def _t5_all_divided(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    root = query.shape[-1] ** 0.5
+    return _t5_prefix_attention(query / root, key, value, bias / root, mask, prefix_key, prefix_value)
+
+
+def _t5_not_expanded(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    return torch.cat([prefix_key, key], dim=2)
+
+
+def _t5_last_columns(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
+    length = prefix_key.shape[2]
+    key = torch.cat([prefix_key.expand(len(key), -1, -1, -1), key], dim=2)
+    value = torch.cat([prefix_value.expand(len(value), -1, -1, -1), value], dim=2)
+    bias = torch.cat([bias[..., -length:], bias], dim=-1)
+    mask = F.pad(mask, (length, 0), value=True)
+    return scaled_dot_product_attention(query, key, value, mask, bias, scale=1.0)[0]
 
 
 def _t5_prefix_behind(query, key, value, bias, mask, prefix_key, prefix_value) -> Tensor:
@@ -188,6 +176,19 @@ check_t5_prefix_attention = Exercise(
             ),
             "the bias was not added to the scores.",
         ),
+        Mistake(_t5_all_divided, "scores and bias were divided by the square root of head_dim: T5 divides neither."),
+        Mistake(
+            _t5_masked_with_zero,
+            "masked scores became 0, and exp(0) is 1, so that hidden keys are heard: fill with minus infinity.",
+        ),
+        Mistake(
+            _t5_last_columns,
+            "the slots got the bias of the last keys: a prefix has no position, and its columns are 0.",
+        ),
+        Mistake(
+            _t5_not_expanded,
+            "the prefix has batch 1 and the keys have more: expand it, prefix_key.expand(len(key), -1, -1, -1).",
+        ),
         Mistake(
             partial(_t5_prefix_padded_behind, both=False),
             "the bias grew at the other end than the keys: its zeros belong in front.",
@@ -233,6 +234,63 @@ check_t5_prefix_attention = Exercise(
         Mistake(
             _t5_prefix_with_a_new_triangle,
             "a new triangle begins over the prefix: let the given mask grow in front, by columns of True.",
+        ),
+    ],
+)
+
+
+# The bias of a prefix
+
+check_blind = Prediction(
+    right=["passes", "passes", "fails"],
+    because="the test divides by the sum of the tokens' columns: what happens in the prefix's columns it cannot see.",
+    mistakes=[
+        (["fails", "fails", "fails"], "what is divided by what? The prefix's own columns are cut off before."),
+        (["passes", "fails", "fails"], "+5 makes the prefix louder for all, and the tokens' proportions stay."),
+        (
+            ["fails", "passes", "fails"],
+            "positions of their own move the slots' columns alone, and the tokens' proportions stay.",
+        ),
+        (
+            ["passes", "passes", "passes"],
+            "queries moved by three change the distances among tokens, and so their proportions.",
+        ),
+        (["fails", "fails", "passes"], "exactly reversed: which of the three changes scores among the tokens?"),
+    ],
+)
+
+
+def _longer_bias(bias: Tensor, prefix_length: int) -> Tensor:
+    return F.pad(bias, (prefix_length, 0))
+
+
+check_longer_bias = Exercise(
+    right=_longer_bias,
+    toys=lambda draw: [(random_tensor(draw, 1, 3, 5, 6), 2), (random_tensor(draw, 1, 4, 2, 7), 3)],
+    compared="Your bias",
+    mistakes=[
+        Mistake(
+            lambda bias, prefix_length: F.pad(bias, (0, prefix_length)),
+            "the zeros are behind the tokens' columns; the prefix is in front.",
+        ),
+        Mistake(
+            lambda bias, prefix_length: F.pad(bias, (prefix_length, 0), value=1.0),
+            "the new columns are 1, which makes the slots louder: a slot gets 0.",
+        ),
+        Mistake(
+            lambda bias, prefix_length: F.pad(bias, (prefix_length, 0), value=-torch.inf),
+            "minus infinity hides the prefix: a slot gets 0.",
+        ),
+        Mistake(
+            lambda bias, prefix_length: torch.cat([bias[..., :1].expand(-1, -1, -1, prefix_length), bias], dim=-1),
+            "the slots got the bias of the first token, a number that changes with the query: a slot gets 0.",
+        ),
+        Mistake(
+            lambda bias, prefix_length: F.pad(bias, (prefix_length, 0, prefix_length, 0)),
+            "the bias has new rows, too: the prefix has no queries.",
+        ),
+        Mistake(
+            lambda bias, prefix_length: bias, "the bias is as it was: the keys have become more, so must its columns."
         ),
     ],
 )

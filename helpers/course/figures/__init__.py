@@ -13,6 +13,7 @@ from helpers.course.figures.matrices import heat_map, heat_maps, matrix_product
 from helpers.course.figures.matrix_words import heat_map_sentence, heat_maps_sentence, matrix_product_sentence
 from helpers.course.figures.memory import blocks, blocks_sentence
 from helpers.course.figures.path import query_path, query_path_sentence
+from helpers.course.figures.t5 import t5_sites, t5_sites_sentence
 from helpers.course.figures.tables import shape_table
 
 __all__ = [
@@ -38,4 +39,6 @@ __all__ = [
     "query_path_sentence",
     "shape_table",
     "show",
+    "t5_sites",
+    "t5_sites_sentence",
 ]
