@@ -14,7 +14,7 @@ ROOMS = {
     "front": {"front"},
     "tuning": {"front", "tuning"},
     "bases": {"front", "bases"},
-    "course": {"front", "course"},
+    "course": {"front", "tuning", "bases", "course"},
     "build": {"front", "tuning", "bases", "build"},
     "train": {"front", "tuning", "bases", "course", "train"},
 }
