@@ -406,9 +406,7 @@ LESSONS = {
     7: """imports ask task score attach q105-counts batch exercise-training-step optimizer loop test yours untouched
         broken broken-run exercise-teacher-forcing mended-run save tasks rows words own gpu-settings gpu-trial
         gpu-t5-small""",
-    8: """load prefix score maps maps-shapes shares before scores select by rate rate-chosen wordnet-shares ten-copies
-        likeness four-starts four-likenesses q123-counts q123-tuned peers lean lean-same lean-counted russian-live
-        russian-live-score russian-found""",
+    8: """load score maps knock-out share-and-drop part-alone exercise-content-weights relative sites""",
 }
 SHORTENED = {
     '"cuda" if torch.cuda.is_available() else "cpu"': "DEVICE",

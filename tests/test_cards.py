@@ -9,7 +9,7 @@ from helpers.bases.scores import BASES, chosen_runs, read_scores
 
 ALL_SITES = {"method": "prefix", "sites": "encoder+decoder+cross"}
 PEERS = {
-    "prompt tuning, 20 tokens": {"method": "prompt"},
+    "prompt tuning, 20 tokens": {"method": "prompt", "prefix_length": 20},
     "full fine-tuning": {"method": "full"},
     "frozen, source alone": {"method": "frozen", "steps": None},
     "majority": {"method": "majority", "steps": None},
@@ -33,7 +33,11 @@ ROWS = {
         f"prefix of {length}, from N(0, 1)": ALL_SITES | {"prefix_length": length, "init": "normal"}
         for length in (5, 20)
     }
-    | {"LoRA, rank 3": {"method": "lora"}},
+    | {
+        f"prefix of 5, {start}": ALL_SITES | {"prefix_length": 5, "init": init}
+        for start, init in (("from real activations", "activations"), ("MLP of 256", "mlp"))
+    }
+    | {"LoRA, rank 3": {"method": "lora"}, "prompt tuning, 90 tokens": {"method": "prompt", "prefix_length": 90}},
 }
 STEPS = {"wordnet": WORDNET_STEPS, "dates": dict.fromkeys(("german", "italian", "ordinal", "russian"), 300)}
 

@@ -13,13 +13,11 @@ from test_notebooks import PROJECT, lines, read
 
 WORDS_A_MINUTE, LINES_A_MINUTE = 150, 6
 BUDGET = {1: 40, 2: 40, 3: 40, 4: 40, 5: 40, 6: 40, 7: 50, 8: 50, 9: 50}
-REWRITTEN = {1, 2, 3, 4, 5, 6, 7}  # the others are still the reference that they were, and say how long that takes
 MOST_TRUTHS, MOST_LINKS = 5, 8
 LONGEST_WAIT = 10  # minutes of reading before the reader writes something
 
 LESSONS = {int(path.name[:2]): read(path) for path in lessons()}
 every_lesson = pytest.mark.parametrize("number", LESSONS)
-rewritten = pytest.mark.parametrize("number", sorted(REWRITTEN))
 
 
 def minutes(cells) -> float:
@@ -39,7 +37,7 @@ def exercise(cell) -> str | None:
     return "debug" if re.search(r"^(def|class) mended", cell.source, re.MULTILINE) else "build"
 
 
-@rewritten
+@every_lesson
 def test_a_lesson_fits_its_budget(number):
     assert minutes(LESSONS[number].cells) <= BUDGET[number]
 
@@ -60,19 +58,19 @@ def test_the_readme_says_the_same():
     assert {int(number): time for number, time in rows} == said
 
 
-@rewritten
+@every_lesson
 def test_a_lesson_prints_numbers(number):
     printed = [output.get("text", "") for cell in LESSONS[number].code for output in cell.outputs]
     assert len(re.findall(r"\b(True|False)\b", "\n".join(printed))) <= MOST_TRUTHS
 
 
-@rewritten
+@every_lesson
 def test_a_lesson_links_to_few_questions(number):
     links = re.findall(r"\]\(questions/", "\n".join(cell.source for cell in LESSONS[number].markdown))
     assert len(links) <= MOST_LINKS
 
 
-@rewritten
+@every_lesson
 def test_the_reader_writes_early_and_often(number):
     cells = LESSONS[number].cells
     places = [place for place, cell in enumerate(cells) if exercise(cell)]
@@ -80,7 +78,7 @@ def test_the_reader_writes_early_and_often(number):
     assert max(waits) <= LONGEST_WAIT, [f"{wait:.1f}" for wait in waits]
 
 
-@rewritten
+@every_lesson
 def test_a_lesson_has_something_to_build_to_predict_and_to_debug(number):
     kinds = {exercise(cell) for cell in LESSONS[number].cells}
     assert {"build", "predict", "debug"} <= kinds

@@ -281,7 +281,7 @@ STORED = sorted(BASES.glob("*/scores.csv"))
 def test_the_stored_prefixes_fit_their_base_and_write_what_their_scores_say(path):
     entries = [entry for entry in script.SHIPPED[path.parent.name] if (path.parent / "prefixes").exists()]
     for entry in entries:
-        prefix = T5Prefix.from_pretrained(path.parent / "prefixes" / entry.run.task)
+        prefix = T5Prefix.from_pretrained(script.prefix_folder(path.parent, entry.run))
         model, tokenizer = load_base(path.parent.name)
         sources, targets = zip(*load_task(entry.run.task).test[:64], strict=True)
         chosen = replace(entry.run, learning_rate=chosen_rate(read_scores(path), entry))

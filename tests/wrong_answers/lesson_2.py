@@ -116,7 +116,7 @@ WRONG_ANSWERS = {
         ([1600, 576], "row 1 of head 1"),
         ([1600, 512], "row 0 of head 1"),
         ([1601, 641], "counted from 0"),
-        ([2 * 768, 640], "is not what comes out"),
+        ([2 * 768, 640], "The first: where does token 2 begin"),
     ],
     "check_merge_heads": [
         (lambda x: x.reshape(len(x), x.shape[2], -1), "row 0 of your output holds 3 tokens of head 0"),

@@ -19,17 +19,6 @@ WRONG_ANSWERS = {
         (lambda w, p: w[..., p:] / w[..., p:].sum(-1), "raised RuntimeError"),
         (lambda w, p: w[..., p:] / (1 + w[..., :p].sum(-1, keepdim=True)), "entries are wrong"),
     ],
-    "check_lora_rank": [
-        (lambda p, h, d, m: max(1, round(p * h * d / (2 * (m + h * d)))), "half of the prefix is missing"),
-        (lambda p, h, d, m: max(1, round(2 * p * h * d / (m + h * d))), "LoRA changes two matrices"),
-        (lambda p, h, d, m: max(1, round(p * h * d / (2 * m))), "taken for d_model by d_model"),
-        (lambda p, h, d, m: max(1, round(p / m)), "the whole matrix was counted"),
-        (lambda p, h, d, m: max(1, int(p * h * d / (m + h * d))), "rounded down"),
-        (lambda p, h, d, m: round(p * h * d / (m + h * d)), "a rank of 0 trains nothing"),
-        (lambda p, h, d, m: p * h * d / (m + h * d), "a rank is a whole number"),
-        (lambda p, h, d, m: max(1, round(p * d / (m + d))), "the width of one head"),
-        (lambda p, h, d, m: p, "Your output is 5, expected 3"),
-    ],
     "check_honest_score": [
         (lambda v, t: chosen_row(t, int(t[:, 0].argmax())), "chosen on the test scores"),
         (lambda v, t: chosen_row(t, t.mean(1).argmax().item()), "chosen on the test scores"),
@@ -51,5 +40,28 @@ WRONG_ANSWERS = {
         (lambda v, t: chosen_row(t, v.mean(1).argmax().item(), t.max() - t.min()), "taken over all rates"),
         (lambda v, t: t[v.mean(1).argmax()].mean(), "should be 3 results, and is one Tensor"),
         (lambda v, t: chosen_row(t, v[0].argmax().item()), "Your output 0 is 0, expected 2"),
+    ],
+    "check_least_read": [
+        (",", "has none"),
+        ("h", "has none there"),
+        ("3", "not what comes out"),
+    ],
+    "check_weekday_site": [
+        ("decoder", "nothing is right"),
+        ("cross", "nothing is right"),
+        ("none", "not what comes out"),
+    ],
+    "check_site_alone": [
+        (["most", "most"], "which are gone now"),
+        (["none", "none"], "do without the others"),
+        (("most", "none"), "exactly reversed"),
+        (["some", "some"], "not what comes out"),
+    ],
+    "check_survives": [
+        (["yes", "yes", "yes"], "single runs"),
+        (("no", "no", "no"), "one of the three is clear"),
+        (["yes", "yes", "no"], "two slots and twenty"),
+        (["no", "yes", "yes"], "nearly the same"),
+        (["yes", "no", "no"], "not what comes out"),
     ],
 }

@@ -282,8 +282,8 @@ def peft_entries(task: str, base: str, steps: int) -> list[Entry]:
     ]
 
 
-def prompt_entry(task: str, length: int, steps: int) -> Entry:
-    return Entry(Run(task, "prompt", prefix_length=length, init="peft", steps=steps, seed=0), PROMPT_RATES)
+def prompt_entry(task: str, length: int, steps: int, rates: tuple[float, ...] = PROMPT_RATES) -> Entry:
+    return Entry(Run(task, "prompt", prefix_length=length, init="peft", steps=steps, seed=0), rates)
 
 
 def with_seeds(entry: Entry, count: int) -> Entry:
@@ -294,9 +294,10 @@ def untrained_entries(task: str) -> list[Entry]:
     return [Entry(Run(task, method), (None,), seeds=(None,)) for method in ("frozen", "majority")]
 
 
-# Their seed-0 prefixes lie beside the base.
+# Their prefixes lie beside the base.
 SHIPPED = {
-    "dates": [Entry(prefix_run("german", 5, 300), (1.0,))],  # the best of 30 steps; after 300, any rate is at 100 %
+    # Three seeds at the best rate of 30 steps; after 300, any rate is at 100 %.
+    "dates": [Entry(prefix_run("german", 5, 300, seed=seed), (1.0,), (seed,)) for seed in (0, 1, 2)],
     "wordnet": [prefix_entry(task, "wordnet", steps, init="normal") for task, steps in WORDNET_STEPS.items()],
 }
 
@@ -339,7 +340,7 @@ def dates_plan() -> list[Entry]:
     plan = [with_seeds(entry, 5) for entry in sprint]
     few = [
         prefix_entry("german", "dates", 100, train_pairs=64),
-        full_entry("german", 100, (5e-4, *FULL_RATES), train_pairs=64),
+        full_entry("german", 100, (2e-4, 5e-4, *FULL_RATES), train_pairs=64),
     ]
     plan += few
     for pairs in (16, 256, 1024):  # at the rates chosen with 64
@@ -352,12 +353,13 @@ def dates_plan() -> list[Entry]:
         cyrillic = prefix_entry("russian", "dates", 300, init=init)
         plan += [cyrillic, replace(cyrillic, run=replace(cyrillic.run, prefix_length=20))]
     plan += [prefix_entry("russian", "dates", 300, init="activations")]
-    plan += [Entry(prefix_run("russian", 5, 300, init="mlp", mid_dim=256), MLP_RATES["dates"])]
+    plan += [Entry(prefix_run("russian", 5, 300, init="mlp", mid_dim=256), (1e-3, *MLP_RATES["dates"]))]
     for task in ("italian", "ordinal"):  # like German: at the rates chosen there
         plan += untrained_entries(task)
         plan += [Entry(replace(entry.run, task=task), like=entry) for entry in (prefix, full)]
     # A prompt of 90 tokens has as many numbers as a prefix of 5.
-    return [*plan, *(with_seeds(prompt_entry("german", 90, steps), seeds) for steps, seeds in ((30, 5), (300, 3)))]
+    plan += [with_seeds(prompt_entry("german", 90, 30, (0.1, *PROMPT_RATES)), 5), prompt_entry("german", 90, 300)]
+    return plan
 
 
 PLANS = {"dates": dates_plan, "wordnet": wordnet_plan}
@@ -375,8 +377,13 @@ def run_plan(base: str, folder: Path | None, plan: Sequence[Entry] | None = None
         print(", ".join(f"{name} {cell}" for name, cell in row.items() if cell is not None), flush=True)
 
 
+def prefix_folder(home: Path, run: Run) -> Path:
+    """Where the stored prefix of a run lies: `prefixes/<task>`, and `prefixes/<task>_<seed>` for other seeds than 0."""
+    return home / "prefixes" / (f"{run.task}_{run.seed}" if run.seed else run.task)
+
+
 def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry]) -> None:
-    """Train the seed-0 prefix of each entry again at its chosen rate and store it under `prefixes/<task>`.
+    """Train the prefix of each entry again at its chosen rate and store it (see `prefix_folder`).
 
     Raises ValueError if it does not score what its row says.
     """
@@ -389,8 +396,11 @@ def save_prefixes(base: str, folder: Path | None, entries: Sequence[Entry]) -> N
         row, prefix = measure(run, folder)
         if row["test_exact"] != stored["test_exact"]:
             raise ValueError(f"{run} gave {row['test_exact']} exact now, and {stored['test_exact']} before: not saved")
-        prefix.eval().save_pretrained(home / "prefixes" / run.task)
-        print(f"{run.task}: rate {run.learning_rate:g}, test exact {row['test_exact']:.1%}, saved", flush=True)
+        prefix.eval().save_pretrained(prefix_folder(home, run))
+        print(
+            f"{run.task}, seed {run.seed}: rate {run.learning_rate:g}, test exact {row['test_exact']:.1%}, saved",
+            flush=True,
+        )
 
 
 # --- the bases' own pretraining jobs -------------------------------------------------------------------------------

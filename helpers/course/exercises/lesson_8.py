@@ -1,11 +1,48 @@
 """Checks of lesson 8's exercises."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from helpers.course.exercises.checking import Exercise, Mistake, random_tensor
+from helpers.course.exercises.checking import Exercise, Mistake, Prediction, random_tensor
+
+check_least_read = Prediction(
+    right="2",
+    because="a digit is in the source and is copied; the comma and the h of Donnerstag have to come from the slots.",
+    mistakes=[
+        (",", "where would the comma come from? The source has none."),
+        ("h", "where would the h of Donnerstag or Mittwoch come from? The source has none there."),
+    ],
+)
+
+check_weekday_site = Prediction(
+    right="encoder",
+    because="without its slots the weekday is wrong half of the time, and most of the rest is right.",
+    mistakes=[
+        ("decoder", "without the decoder's slots nothing is right, the weekday and all else."),
+        ("cross", "without the slots of cross-attention nothing is right, the weekday and all else."),
+    ],
+)
+
+check_site_alone = Prediction(
+    right=["none", "most"],
+    because="the slots of one training rely on each other; slots that were trained alone had nothing to rely on.",
+    mistakes=[
+        (["most", "most"], "they were trained together with the slots of the two other sites, which are gone now."),
+        (["none", "none"], "alone from the start, they can learn to do without the others."),
+        (["most", "none"], "exactly reversed: which of the two was trained under the conditions in which it is tried?"),
+    ],
+)
+
+check_survives = Prediction(
+    right=["no", "yes", "no"],
+    because="a difference between means counts where the runs of the one hardly overlap those of the other.",
+    mistakes=[
+        (["yes", "yes", "yes"], "look at the single runs and not at the means: two of these overlap."),
+        (["no", "no", "no"], "one of the three is clear: the worst run of the one is above the best of the other."),
+        (["yes", "yes", "no"], "two slots and twenty: the best run of two is above the worst of twenty."),
+        (["no", "yes", "yes"], "N(0, 1) and real activations: their ranges are nearly the same."),
+    ],
+)
 
 
 def _content_weights(weights: Tensor, prefix_length: int) -> Tensor:
@@ -59,60 +96,6 @@ check_content_weights = Exercise(
                 weights[..., :prefix_length] / weights[..., :prefix_length].sum(dim=-1, keepdim=True)
             ),
             "these are the columns of the prefix; the text's are those behind it.",
-        ),
-    ],
-)
-
-
-def _lora_rank(prefix_length, num_heads, d_kv, d_model, *, key_and_value=2, matrices=2, sides=None) -> int:
-    """`sides`: the sum of a matrix's two sides, made from the inner width and d_model."""
-    inner_dim = num_heads * d_kv
-    sides = inner_dim + d_model if sides is None else sides(inner_dim, d_model)
-    return max(1, round(key_and_value * prefix_length * inner_dim / (matrices * sides)))
-
-
-check_lora_rank = Exercise(
-    right=_lora_rank,
-    toys=lambda draw: [(5, 4, 48, 128), (20, 8, 64, 512), (23, 6, 64, 512), (30, 32, 128, 1024), (1, 2, 8, 64)],
-    examples="models",
-    mistakes=[
-        Mistake(
-            partial(_lora_rank, key_and_value=1),
-            "half of the prefix is missing: a slot is a key and a value.",
-        ),
-        Mistake(
-            partial(_lora_rank, matrices=1),
-            "LoRA changes two matrices of each attention, q and v; one was counted.",
-        ),
-        Mistake(
-            partial(_lora_rank, sides=lambda inner_dim, d_model: 2 * d_model),
-            "the matrices were taken for d_model by d_model; they are d_model by num_heads * d_kv.",
-        ),
-        Mistake(
-            partial(_lora_rank, sides=lambda inner_dim, d_model: inner_dim * d_model),
-            "the whole matrix was counted: of rank r, LoRA trains r * (d_model + num_heads * d_kv) numbers for it.",
-        ),
-        Mistake(
-            lambda prefix_length, num_heads, d_kv, d_model: max(
-                1, prefix_length * num_heads * d_kv // (d_model + num_heads * d_kv)
-            ),
-            "the rank was rounded down: take the nearest whole number.",
-        ),
-        Mistake(
-            lambda prefix_length, num_heads, d_kv, d_model: round(
-                prefix_length * num_heads * d_kv / (d_model + num_heads * d_kv)
-            ),
-            "a rank of 0 trains nothing: return at least 1.",
-        ),
-        Mistake(
-            lambda prefix_length, num_heads, d_kv, d_model: (
-                prefix_length * num_heads * d_kv / (d_model + num_heads * d_kv)
-            ),
-            "a rank is a whole number: round it, to at least 1.",
-        ),
-        Mistake(
-            lambda prefix_length, num_heads, d_kv, d_model: max(1, round(prefix_length * d_kv / (d_model + d_kv))),
-            "the width of one head was counted; the matrices hold all heads, num_heads * d_kv.",
         ),
     ],
 )
