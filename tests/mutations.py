@@ -58,8 +58,8 @@ FAULTS = [
     Fault("prefix.py", "prefix.to(content).expand", "prefix.expand", "test_t5.py"),
     Fault("prefix.py", "prefix.shape[1] == content.shape[1]", "True", "test_prefix.py test_bad_input.py"),
     # the prefix encoder
-    Fault("prefix.py", '"p (l kv h d) -> l kv 1 h p d"', '"p (kv l h d) -> l kv 1 h p d"', "test_prefix.py"),
-    Fault("prefix.py", '"p (l kv h d) -> l kv 1 h p d"', '"p (l kv d h) -> l kv 1 h p d"', "test_prefix.py"),
+    Fault("prefix.py", '"b p (l kv h d) -> l kv b h p d"', '"b p (kv l h d) -> l kv b h p d"', "test_prefix.py"),
+    Fault("prefix.py", '"b p (l kv h d) -> l kv b h p d"', '"b p (l kv d h) -> l kv b h p d"', "test_prefix.py"),
     Fault("prefix.py", "nn.Parameter(init_std * torch", "nn.Parameter(torch", "test_prefix.py"),
     Fault("prefix.py", "0.02 if init_std is None", "0.2 if init_std is None", "test_prefix.py"),
     Fault("tuning/attach.py", "init_std=init_std", "init_std=None", "test_t5.py"),

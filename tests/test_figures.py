@@ -127,6 +127,8 @@ EXAMPLES = LAYERS | {
     "matrix_product": lambda: figures.matrix_product(
         [[1.0, -2.0, 0.5]], np.arange(12.0).reshape(3, 4) / 3, names=("query", "keys turned", "scores"), title="Scores"
     ),
+    "dots from 0 to 1": lambda: figures.dots({"one": [0.9, 1], "other": [0.4]}, between=(0, 1)),
+    "marks": lambda: figures.curves({"seed 0": [0.3, 0.1], "seed 1": [0.2, 0.4]}, x=[1, 2], joined=False),
     "curves": lambda: figures.curves({"prefix": np.linspace(3, 0, 50), "all": np.linspace(3, 1, 50)}, smooth=5),
     "ablation": lambda: figures.curves({"accuracy": [0.2, 0.9, 0.7]}, x=[0.001, 0.01, 0.1], x_label="rate", log_x=True),
     "dots": lambda: figures.dots({"prefix of 5": [0.9, 0.95, 0.97], "full": [1, 1, 1], "LoRA": [0.4]}, title="Seeds"),
@@ -821,6 +823,7 @@ def test_shape_table_reads_the_shapes(shown):
         (lambda: figures.heat_maps(WEIGHTS), r"\[heads, query, key\].*\[3, 4\]"),
         (lambda: figures.heat_maps({}), "one map or more; got none"),
         (lambda: figures.heat_maps({"a": WEIGHTS, "b": MASK}), r"one shape.*a \[3, 4\] of float64, b \[3, 5\] of bool"),
+        (lambda: figures.dots({"a": [0.5], "b": [1.5]}, between=(0, 1)), r"ends at \(0, 1\).* 0.5 to 1.5"),
         (lambda: figures.t5_sites({"source": torch.empty(1, 2)}), "needs source and target"),
         (lambda: figures.t5_sites(t5_tensors(), lit="query"), "may have encoder, decoder, cross, .*got .*'query'"),
         (lambda: figures.attention_layer({}, lit="softmax"), "no part 'softmax'; its parts are hidden, source, w_q,"),

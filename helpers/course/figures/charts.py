@@ -33,6 +33,7 @@ def curves(
     smooth: int = 1,
     log_x: bool = False,
     from_zero: bool = False,
+    joined: bool = True,
     digits: int = 2,
     path: str | os.PathLike | None = None,
     caption: str | None = None,
@@ -41,7 +42,8 @@ def curves(
 
     `x` holds the places of all lines, or those of each under its label. `smooth` is the number of values in a running
     mean, drawn over the pale line of the values themselves; the sentence then speaks of the means. `from_zero` begins
-    the other axis at 0. With `path`, the figure is written there as PNG and not shown.
+    the other axis at 0. `joined=False` draws a mark for every value and no line. With `path`, the figure is written
+    there as PNG and not shown.
     """
     sentence = curves_sentence(series, x=x, x_label=x_label, y_label=y_label, title=title, smooth=smooth, digits=digits)
     with styled():
@@ -53,8 +55,9 @@ def curves(
             if smooth > 1:
                 axes.plot(places, values, color=colour, alpha=0.3, linewidth=1)
             means = _running_mean(values, smooth)
-            every = max(1, len(means) // 8)
-            axes.plot(places[smooth - 1 :], means, color=colour, marker=marker, markevery=every, label=label)
+            every, line = (max(1, len(means) // 8), "-") if joined else (1, "")
+            style = {"color": colour, "marker": marker, "markevery": every, "linestyle": line}
+            axes.plot(places[smooth - 1 :], means, **style, label=label)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(alpha=0.3)
         if from_zero:
@@ -156,12 +159,19 @@ def dots(
     *,
     score_label: str = "score",
     title: str = "",
+    between: tuple[float, float] | None = None,
     digits: int = 2,
     caption: str | None = None,
 ) -> None:
-    """Show one row for each label, with a dot for each of its runs (one a seed) and a line at their mean."""
+    """Show one row for each label, with a dot for each of its runs (one a seed) and a line at their mean.
+
+    `between` are the ends of the axis, (0, 1) for shares: then figures can be compared.
+    """
     sentence = dots_sentence(scores, score_label=score_label, title=title, digits=digits)
     labels = list(scores)
+    every = [float(value) for values in scores.values() for value in to_array(values)]
+    if between is not None and not between[0] <= min(every) <= max(every) <= between[1]:
+        raise ValueError(f"the axis ends at {between}, and the values go from {min(every):g} to {max(every):g}")
     with styled():
         left = 0.2 + text_width(max(labels, key=len))
         right = 0.3 + text_width(f"{1:.{digits}f}")
@@ -192,6 +202,9 @@ def dots(
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.margins(x=0.05)
+        if between is not None:
+            beyond = 0.03 * (between[1] - between[0])  # whole dots at the ends
+            axes.set_xlim(between[0] - beyond, between[1] + beyond)
         axes.grid(axis="x", alpha=0.3)
         axes.set(xlabel=score_label)
         show(figure, sentence, caption)
