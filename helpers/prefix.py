@@ -182,7 +182,7 @@ class PrefixEncoder(nn.Module):
         mid_dim: width of the MLP, or None for none.
         dropout: probability of dropping a number of the prefix while training.
         init_std: standard deviation of the first rows, None for 0.02: small, so that the untrained prefix starts near
-            the frozen model. But slots that start nearly equal stay alike; from 1.0 they start apart (lesson 8). Only
+            the frozen model. But slots that start nearly equal stay alike; from 1.0 they start apart (lesson 5). Only
             without an MLP, whose embedding starts from N(0, 1).
 
     Raises ValueError if a size is below 1 (prefix_length: below 0), for a negative init_std, or one with an MLP.
