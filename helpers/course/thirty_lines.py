@@ -58,6 +58,9 @@ class PrefixModel(nn.Module):
 
 SOURCE = inspect.getsource(PrefixEncoder) + "\n\n" + inspect.getsource(PrefixModel)
 LINES = [line for line in SOURCE.splitlines() if line.strip()]
+# Long lines scroll, and no line covers the underscores of the one above.
+_LOOK = "font-family: monospace; white-space: pre; overflow-x: auto; line-height: 1.6"
+_LIT = "background: #FFE08A; color: black"
 # Which lines have been explained when a lesson ends.
 AFTER_LESSON = {4: [12, 13, *range(26, 30)], 5: [*range(1, 14), *range(16, 30)], 6: [*range(1, 31)]}
 
@@ -83,10 +86,11 @@ def show_lines(lit: Collection[int] = (), known: Collection[int] = ()) -> None:
         text = f"{sign} {number:2}  {line}"
         plain.append(text)
         text = html.escape(text)
-        marked.append(f"<mark>{text}</mark>" if number in lit else text)
+        marked.append(f'<mark style="{_LIT}">{text}</mark>' if number in lit else text)
     if not has_kernel():
         print("\n".join(plain))
         return
     from IPython.display import display
 
-    display({"text/html": "<pre>" + "\n".join(marked) + "</pre>", "text/plain": "\n".join(plain)}, raw=True)
+    page = f'<pre tabindex="0" style="{_LOOK}">' + "\n".join(marked) + "</pre>"
+    display({"text/html": page, "text/plain": "\n".join(plain)}, raw=True)
