@@ -14,36 +14,74 @@ from mdit_py_plugins.anchors.index import slugify
 PAGE = NOTEBOOKS / "questions" / "README.md"
 # A word of the field, and what else people call it.
 VOCABULARY = {
-    "attention map": ["attention maps", "weights"],
-    "batch": ["several sentences", "two sentences"],
-    "bias": ["relative position", "position bias"],
+    "attention map": ["attention maps", "attention matrix", "weights", "output_attentions", "rows of my weights"],
+    "batch": ["several sentences", "two sentences", "example"],
+    "beams": ["beam search"],
+    "bias": ["relative position", "position bias", "bucket", "biases"],
     "BERT": [],
-    "cache": ["past_key_values", "past", "KV cache"],
-    "causal": ["future", "leak", "autoregressive", "upper triangle", "triangle"],
-    "contiguous": ["copy", "stride", "strides", "memory"],
-    "cost": ["parameters", "memory", "cheaper", "slow", "fast", "how many"],
-    "cross-attention": ["encoder and decoder", "context", "another sequence"],
-    "dropout": [],
+    "cache": ["past_key_values", "past", "KV cache", "cached"],
+    "causal": ["future", "leak", "autoregressive", "upper triangle", "triangle", "is_causal"],
+    "checkpoint and file": ["save", "saved", "saving", "load", "loading", "state_dict", "deepcopy", "resume"],
+    "Colab and releases": ["numpy", "notebooks fail", "pin"],
+    "contiguous": ["copy", "stride", "strides"],
+    "cost": [
+        "memory",
+        "cheaper",
+        "slow",
+        "fast",
+        "how many",
+        "1 %",
+        "15 %",
+        "one per cent",
+        "work",
+        "operations",
+        "numbers",
+    ],
+    "cross-attention": ["encoder and decoder", "context", "another sequence", "encoder-decoder"],
+    "decoder inputs": ["labels", "decoder_input_ids", "start token", "shift", "targets"],
+    "devices and precision": ["float16", "bfloat16", "half precision", "GPU", "CPU", "NaN", "float32", "meta"],
+    "dropout": ["eval()", "evaluation mode"],
     "einsum": ["einops", "rearrange"],
-    "head_dim": ["d_k", "64", "head dimension"],
+    "errors": ["error", "fails", "fail", "does not fit", "mean?"],
+    "forgetting": ["forgotten", "forgets"],
+    "freezing": ["freeze", "frozen", "requires_grad", "require grad", "optimiser", "no_grad", "moves"],
+    "generate": ["generation", "writes", "decoding", "beam search"],
+    "head_dim": ["d_k", "d_kv", "64", "head dimension"],
     "heads": ["head", "num_heads", "12", "multi-head", "multihead"],
-    "hidden states": ["[1, 8, 768]", "768", "embedding", "model_dim", "d_model"],
-    "initialisation": ["start", "random"],
+    "hidden states": ["[1, 8, 768]", "768", "embedding", "embeddings", "model_dim", "d_model"],
+    "initialisation": ["starts", "initialised", "zeros", "random", "alike"],
     "key": ["keys", "K"],
     "layers": ["layer", "8 layers"],
-    "mask": ["masks", "padding", "attention_mask", "-inf", "minus infinity", "NaN"],
-    "merge": ["concatenate", "concat", "W_O", "output projection", "o_proj"],
-    "order of tokens": ["position", "positions", "order"],
-    "prefix": ["soft prompt", "prompt tuning", "prefix tuning", "virtual tokens"],
-    "projection": ["W_Q", "W_K", "W_V", "nn.Linear", "linear layer", "matrix", "matrices"],
-    "query": ["queries", "Q"],
-    "reshape": ["view", "transpose", "permute", "swap axes", "split", "axes"],
-    "scaling": ["square root", "sqrt", "1/sqrt(d)", "divide", "scale", "temperature"],
-    "shapes": ["shape", "axis", "dimension", "dimensions"],
+    "learning rate": ["rate"],
+    "length": ["longer", "lengths", "long"],
+    "libraries": ["peft", "torch's", "transformers'", "P-tuning v2", "nn.MultiheadAttention"],
+    "LoRA": ["low-rank", "adapter", "bake into the weights", "merged into the weights", "P-tuning"],
+    "mask": ["masks", "padding", "padded", "attention_mask", "-inf", "minus infinity", "masked", "-1e9", "empty row"],
+    "merge": ["merged", "merging", "concatenate", "W_O", "output projection", "o_proj", "reshape [b, h, s, d]"],
+    "MLP": ["reparameterisation", "n_embd", "tanh", "fold"],
+    "order of tokens": ["position", "positions", "order", "in front, and not behind"],
+    "prefix": ["soft prompt", "virtual tokens", "trained vectors in front", "slot", "slots"],
+    "projection": ["W_Q", "W_K", "W_V", "nn.Linear", "linear layer", "matrix", "matrices", "projected"],
+    "prompt tuning": ["prompt", "concatenated to the embeddings"],
+    "query": ["queries", "Q", "QK^\\top", "QK"],
+    "reshape": ["view", "transpose", "permute", "swap axes", "split", "axes", "dim 1", "dim 2"],
+    "rows and columns": ["row", "not square", "square", "8 rows and 11 columns"],
+    "scaling": [
+        "square root",
+        "root of",
+        "sqrt",
+        "1/sqrt(d)",
+        "divided",
+        "temperature",
+        "head_dim ** -0.25",
+        "divide before",
+    ],
+    "shapes": ["shape", "axis", "dimension", "dimensions", "wide", "width"],
     "softmax": ["exponential", "dim=-1"],
     "T5": [],
-    "training": ["learn", "learns", "learned", "loss", "gradient", "learning rate"],
+    "training": ["learn", "learns", "learned", "trained", "loss", "gradient", "gradients", "batches"],
     "value": ["values", "V"],
+    "zeros": ["zero", "no-op"],
 }
 
 
@@ -76,17 +114,26 @@ def page() -> str:
         "# All questions",
         "",
         "What people really ask about attention, heads, prefixes and T5, each answered in a few sentences and proved "
-        "by a cell that you can run. Here they are by lesson, and then by word.",
+        "by a cell that you can run.",
     ]
+    titles = {
+        path: nbformat.read(path, as_version=nbformat.NO_CONVERT).cells[0].source.splitlines()[0].removeprefix("# ")
+        for path in books
+    }
+    lines += ["", "By lesson:", "", *(f"- [{title}](#{slugify(title)})" for title in titles.values())]
+    by_word = {
+        word: [link(path, each) for path, asked in books.items() for each in asked if holds(each, [word, *synonyms])]
+        for word, synonyms in sorted(VOCABULARY.items(), key=lambda entry: entry[0].lower())
+    }
+    lines += ["", "By word: " + ", ".join(f"[{word}](#{slugify(word)})" for word, found in by_word.items() if found)]
     for path, asked in books.items():
-        title = nbformat.read(path, as_version=nbformat.NO_CONVERT).cells[0].source.splitlines()[0].removeprefix("# ")
+        title = titles[path]
         lines += ["", f"## {title}", "", *(f"- {link(path, question)}" for question in asked)]
     lines += ["", "## By word"]
-    for word, synonyms in sorted(VOCABULARY.items(), key=lambda entry: entry[0].lower()):
-        found = [link(path, each) for path, asked in books.items() for each in asked if holds(each, [word, *synonyms])]
+    for word, found in by_word.items():
         if found:
-            also = f" (also: {', '.join(synonyms)})" if synonyms else ""
-            lines += ["", f"**{word}**{also}", "", *(f"- {each}" for each in found)]
+            also = f"Also: {', '.join(VOCABULARY[word])}" if VOCABULARY[word] else ""
+            lines += ["", f"### {word}", *(["", also] if also else []), "", *(f"- {each}" for each in found)]
     return "\n".join(lines) + "\n"
 
 

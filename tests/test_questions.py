@@ -5,7 +5,7 @@ import random
 import nbformat
 import pytest
 from lessons import questions
-from list_questions import PAGE, VOCABULARY, holds, page
+from list_questions import PAGE, VOCABULARY, holds, page, sections
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -52,6 +52,12 @@ def test_sections_in_another_order_give_the_same(path):
 
 def test_the_list_names_every_question():
     assert PAGE.read_text(encoding="utf-8") == page(), "python tests/list_questions.py writes it anew"
+
+
+def test_every_question_is_under_a_word():
+    asked = [question for path in questions() for question, _ in sections(path)]
+    alone = [each for each in asked if not any(holds(each, [word, *also]) for word, also in VOCABULARY.items())]
+    assert not alone, "give VOCABULARY in tests/list_questions.py a word by which people will look for these"
 
 
 def test_a_word_is_found_by_what_people_call_it():
