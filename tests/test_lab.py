@@ -76,7 +76,11 @@ def jupyterlab(home: Path, target: Path) -> Iterator[str]:
         yield wait_for_server(server, home)
     finally:
         server.terminate()
-        server.wait(timeout=60)
+        try:
+            server.wait(timeout=60)
+        except subprocess.TimeoutExpired:  # it waits for a kernel that was still starting: not what is tested here
+            server.kill()
+            server.wait()
 
 
 def wait_for_server(server: subprocess.Popen, home: Path) -> str:
