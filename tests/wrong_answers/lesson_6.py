@@ -40,6 +40,7 @@ WRONG_ANSWERS = {
             "LayerNorm",
         ),
         (lambda x, w, eps: w * x / ((x * x).sum(-1, keepdim=True) + eps) ** 0.5, "were summed"),
+        (lambda x, w, eps: w * x * torch.rsqrt((x * x).mean(-1) + eps), "keepdim"),
         (lambda x, w, eps: w * F.normalize(x, dim=-1), "divided by its length"),
         (
             lambda x, w, eps: w * x / (((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True) + eps) ** 0.5,
@@ -57,6 +58,7 @@ WRONG_ANSWERS = {
     ],
     "check_t5_prefix_attention": [
         (masked_with_zero, "hidden keys are heard"),
+        (lambda q, k, v, bias, mask, pk, pv: t5_with_prefix(q, k, v, bias, ~mask, pk, pv), "turned round"),
         (with_last_columns, "the bias of the last keys"),
         (
             lambda q, k, v, bias, mask, pk, pv: t5_with_prefix(
@@ -127,6 +129,7 @@ WRONG_ANSWERS = {
         ([3, 3, 3], "not what comes out"),
     ],
     "check_blind": [
+        (["pass", "pass", "fail"], "write it as passes"),
         (["fails"] * 3, "cut off before"),
         (["passes", "fails", "fails"], "louder for all"),
         (("fails", "passes", "fails"), "the slots' columns alone"),

@@ -35,6 +35,10 @@ check_rms_norm = Exercise(
     ],
     mistakes=[
         Mistake(
+            lambda x, weight, eps: weight * x / (x.pow(2).mean(dim=-1) + eps).sqrt(),
+            "the mean has lost its axis and does not fit: keep it with keepdim=True.",
+        ),
+        Mistake(
             lambda x, weight, eps: F.layer_norm(x, weight.shape, weight, eps=eps),
             "this is LayerNorm: RMSNorm subtracts no mean.",
         ),
@@ -176,6 +180,12 @@ check_t5_prefix_attention = Exercise(
             ),
             "the bias was not added to the scores.",
         ),
+        Mistake(
+            lambda query, key, value, bias, mask, *prefix: _t5_prefix_attention(
+                query, key, value, bias, ~mask, *prefix
+            ),
+            "the mask was turned round: hidden keys are heard and the others not. Fill where it is False, ~mask.",
+        ),
         Mistake(_t5_all_divided, "scores and bias were divided by the square root of head_dim: T5 divides neither."),
         Mistake(
             _t5_masked_with_zero,
@@ -245,6 +255,7 @@ check_blind = Prediction(
     right=["passes", "passes", "fails"],
     because="the test divides by the sum of the tokens' columns: what happens in the prefix's columns it cannot see.",
     mistakes=[
+        (["pass", "pass", "fail"], "right; write it as passes or fails."),
         (["fails", "fails", "fails"], "what is divided by what? The prefix's own columns are cut off before."),
         (["passes", "fails", "fails"], "+5 makes the prefix louder for all, and the tokens' proportions stay."),
         (
