@@ -28,12 +28,14 @@ WRONG_ANSWERS = {
         (lambda q, k, v, pk, pv: attention(q, joined(pk, k), 2 * joined(pv, v)), "Your output 0 has the right shape"),
     ],
     "check_hosts_wishes": [
+        ([True, False], "write it as yes or no"),
         (["no", "yes"], "changed places"),
         (["yes", "yes"], "it does not know"),
         (("no", "no"), "training can look for it"),
         (["perhaps", "no"], "not what comes out"),
     ],
     "check_zero_slots": [
+        ("3/11", "quotation marks"),
         (0, "not a weight of 0"),
         (0.375, "over all keys"),
         (0.73, "left for the tokens"),

@@ -92,6 +92,7 @@ check_zero_slots = Prediction(
     right=3 / 11,
     because="a key of zeros has the score 0, like all the others here, and exp(0) = 1: three equal weights of eleven.",
     mistakes=[
+        ("3/11", "right; without the quotation marks."),
         (0, "a score of 0 is not a weight of 0: exp(0) = 1."),
         (3 / 8, "the softmax runs over all keys, those of the slots included: eleven."),
         (8 / 11, "this is what is left for the tokens."),
@@ -130,7 +131,7 @@ def _reaches_one_alone(slot_key, query: Tensor, key: Tensor, number: int) -> boo
     if others.max() >= 0.05:
         raise UnreadableError(
             f"Query {number} finds your slot, but query {others.argmax()} gives it {others.max():.2f} of its attention "
-            "too, and should give it less than 0.05: it lies partly in the same direction. Ask for a small score there."
+            "too, and should give it less than 0.05. A score of 0 is still heard: ask for one far below 0 there."
         )
     return True
 
@@ -224,7 +225,7 @@ check_longer_mask = Exercise(
         ),
         Mistake(
             lambda mask, prefix_length: _longer_mask(mask, prefix_length).long(),
-            "right, but as whole numbers: a mask whose True means may attend is bool.",
+            "right, but as numbers: a mask whose True means may attend is bool.",
         ),
         Mistake(
             lambda mask, prefix_length: torch.ones(len(mask), prefix_length + mask.shape[1], dtype=torch.bool),
