@@ -76,6 +76,7 @@ check_hosts_wishes = Prediction(
     right=["yes", "no"],
     because="a slot adds its own value for those queries that find its key, and it cannot make a query look elsewhere.",
     mistakes=[
+        ([True, False], "right; write it as yes or no, in quotation marks."),
         (
             ["no", "yes"],
             "the two have changed places: a slot can hand over a kite of its own, but Ben's gift is Ben's.",
