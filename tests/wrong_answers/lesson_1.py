@@ -47,6 +47,7 @@ WRONG_ANSWERS = {
         ([0, 1, 2, 3, 4, 5, 6], "attend to itself"),
         ("Dora Emil Ada Ivo Cleo Jana Gus".split(), "write down the seat of each"),
         ([3, 4, 0, 8, 2, 9, 6], "places in NAMES"),
+        ([2, 3, 6, 4, 1, 7, 5], "counted from 1"),
         ([1, 2, 5, 3, 0, 4, 6], "is not what comes out"),
         ([1, 2, 4, 3, 0, 6, 4], "^all but one are right. Look at row 2: whom does Emil want"),
     ],
@@ -80,6 +81,7 @@ WRONG_ANSWERS = {
         (lambda q, k, v: q @ k, r"raised RuntimeError: .*cannot be multiplied.*were q \[9\], k \[4, 9\], v \[4, 3\]"),
     ],
     "check_attend": [
+        (lambda x, q, k, v: crooked(x @ q, x @ k, x @ v), "two slips at once"),
         (lambda x, q, k, v: attend(x @ k, x @ q, x @ v), "queries and keys have changed places"),
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v, dim=1), "softmax ran over the queries"),
         (lambda x, q, k, v: attend(x @ q, x @ k, x @ v, dim=0), "over the tables of the batch"),

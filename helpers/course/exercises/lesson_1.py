@@ -36,6 +36,7 @@ check_right_map = Prediction(
         ),
         (list(range(7)), "each guest would attend to itself and get its own gift, which only Ivo wants."),
         (_NAMES_WANTED, "the right guests; now write down the seat of each, as the map's columns are seats."),
+        ([2, 3, 6, 4, 1, 7, 5], "right, but counted from 1; the first seat is seat 0."),
         ([3, 4, 0, 8, 2, 9, 6], "these are places in NAMES; the map's columns are the seats at this table, 0 to 6."),
     ],
     hints=[
@@ -233,6 +234,11 @@ check_attend = Exercise(
     right=_of_projections(lambda q, k, v: _attend(q @ k.mT, v)),
     toys=_toys,
     mistakes=[
+        Mistake(
+            _of_projections(lambda q, k, v: _softmax_along(1, k @ q.mT, v)),
+            "two slips at once: queries and keys have changed places, and the softmax runs along axis 1 instead of the "
+            "last.",
+        ),
         *_slips(_one),
         Mistake(
             _of_projections(lambda q, k, v: _attend(q @ k.mT / _root(q), v)),
