@@ -59,9 +59,9 @@ from helpers.bases.tasks import load_task
 from helpers.course.figures import curves, curves_sentence
 from helpers.tuning.attach import T5Prefix
 from helpers.tuning.engines import T5WithPrefix
+from helpers.tuning.families import SITES
 from helpers.tuning.pairs import data_set, hold_out, read_pairs
 from helpers.tuning.progress import Bar
-from helpers.tuning.routing import SITES
 from helpers.tuning.store import replace_file
 from helpers.tuning.training import exact_match, majority_baseline, one_thread_if_small
 

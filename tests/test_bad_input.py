@@ -127,7 +127,7 @@ REFUSED = {  # what is called: what its sentence must hold
     "for_model: no module": (lambda: T5Prefix.for_model("t5-small"), "not on a str"),
     "for_model: sites": (lambda: T5Prefix.for_model(model, sites="encoder"), "as a tuple, got 'encoder'"),
     "for_model: site": (lambda: T5Prefix.for_model(model, sites=("self",)), r"\('self',\)"),
-    "for_model: no sites": (lambda: T5Prefix.for_model(model, sites=None), "got None"),
+    "for_model: no sites": (lambda: T5Prefix.for_model(model, sites=()), r"got \(\)"),
     "for_model: length": (lambda: T5Prefix.for_model(model, prefix_length=-1), "-1"),
     "key_values: site": (lambda: t5_prefix.key_values("middle"), "'middle'"),
     "attach: no T5": (lambda: t5_prefix.attach(attention), "not on a MultiHeadAttention"),

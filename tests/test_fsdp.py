@@ -14,7 +14,7 @@ from transformers import T5ForSequenceClassification
 
 from helpers.tuning.attach import T5Prefix
 from helpers.tuning.engines import T5WithPrefix
-from helpers.tuning.routing import stacks_by_site
+from helpers.tuning.families import sites_of
 from helpers.tuning.store import fingerprint
 from helpers.tuning.training import collate
 
@@ -209,7 +209,7 @@ def test_a_sharded_prefix_is_saved_whole(sharded, alone, variant, suffix):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_sharded_base_has_the_fingerprint_of_the_whole(sharded, variant):
-    expected = fingerprint(stacks_by_site(make_model()))
+    expected = fingerprint(sites_of(make_model()))
     assert {name: len(values) for name, values in expected.items()} == {"encoder": 32, "decoder": 32}
     assert [result[variant]["base"] for result in sharded[1]] == [expected, expected]
 

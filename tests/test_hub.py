@@ -169,7 +169,7 @@ def test_the_card_of_a_base_without_a_name_on_the_hub(played):
     prefix.push_to_hub("user/german")
     head, _, code = card_of(played.root / "user/german")
     assert "base_model" not in head
-    assert "load_base(...)  # the T5 that it was trained for" in code
+    assert "load_base(...)  # the model that it was trained for" in code
     prefix.push_to_hub("user/named", base_model="google/mt5-small")
     assert card_of(played.root / "user/named")[0]["base_model"] == "google/mt5-small"
 

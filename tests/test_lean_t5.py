@@ -244,7 +244,7 @@ def half_of_it(model):
     [
         (lambda model: make_model("umt5"), TypeError, "got a UMT5ForConditionalGeneration"),
         (lambda model: torch.nn.Linear(2, 3), TypeError, "got a Linear"),
-        (in_wrapper, TypeError, "got a T5WithPrefix: of a wrapper, give the model inside"),
+        (in_wrapper, TypeError, "got a ModelWithPrefix: of a wrapper, give the model inside"),
         (lambda model: model.train(), ValueError, "dropout on True, tensors to train 0"),
         (decoder_training, ValueError, "dropout on True, tensors to train 0"),
         (one_dropout_on, ValueError, "dropout on True, tensors to train 0"),

@@ -565,7 +565,7 @@ def test_a_model_of_another_shape_is_refused(sizes, message, checkpoint):
 
 
 def test_models_without_a_t5_decoder_are_refused(checkpoint):
-    with pytest.raises(TypeError, match="works on a T5, MT5 or UMT5 of transformers, not on a BertModel"):
+    with pytest.raises(ValueError, match="a BertModel has no decoder attention"):
         from_peft(
             checkpoint, BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         )

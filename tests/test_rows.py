@@ -194,11 +194,11 @@ def test_what_is_refused(unchecked):
         PrefixPerRow([None, None])
     with pytest.raises(ValueError, match="at least one of the 0 rows"):
         PrefixPerRow([])
-    with pytest.raises(TypeError, match="needs a T5Prefix or None, got a Tensor"):
+    with pytest.raises(TypeError, match="needs a Prefix or None, got a Tensor"):
         PrefixPerRow([prefix, torch.zeros(3)])
     with pytest.raises(TypeError, match="got a PrefixPerRow"):
         PrefixPerRow([prefix, PrefixPerRow([prefix])])
-    with pytest.raises(TypeError, match="a sequence of prefixes, got a T5Prefix"):
+    with pytest.raises(TypeError, match="a sequence of prefixes, got a Prefix"):
         PrefixPerRow(prefix)
     other = make_prefix(make_model(num_heads=2))
     with pytest.raises(ValueError, match=r"site 'encoder' are for models of different .*\(4, 2, 5\), \(4, 3, 5\)"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from helpers.bases.load import load_base
 from helpers.bases.tasks import load_task
 from helpers.tuning.attach import T5Prefix
-from helpers.tuning.routing import SITES
+from helpers.tuning.families import SITES
 from helpers.tuning.training import collate, fit, generate_texts
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM = 6, 4, 48  # two layers in the encoder, two in the decoder, two that connect them

@@ -1,4 +1,4 @@
-"""Prefix tuning for any Hugging Face T5, at its three attention sites."""
+"""A prefix for any supported transformers model, at each of its attention sites."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,15 @@ from transformers import PreTrainedModel
 from helpers._checks import warn_caller
 from helpers._shapes import Bool, Float
 from helpers.prefix import PrefixEncoder
-from helpers.tuning.routing import SITES, Detach, attach_for_all, attached_here, stacks_by_site
+from helpers.tuning.families import SITES, Site, sites_of
+from helpers.tuning.routing import Detach, attach_for_all, attached_here
 from helpers.tuning.routing import detach_prefix as detach_prefix
 from helpers.tuning.sharded import is_sharded
 from helpers.tuning.store import Stored, fingerprint, hub_name, same_weights
 
 
 class _Attachable(nn.Module, ABC):
-    """What can be attached to a T5: keys and values for some of its sites."""
+    """What can be attached to a model: keys and values for some of its sites."""
 
     @property
     @abstractmethod
@@ -27,8 +28,8 @@ class _Attachable(nn.Module, ABC):
         """The sites that have a prefix."""
 
     @abstractmethod
-    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
-        """`[layers, 2, rows, heads, prefix, d_kv]`: one row for all examples of a batch, or one for each."""
+    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix head_dim"]:
+        """`[layers, 2, rows, heads, prefix, head_dim]`: one row for all examples of a batch, or one for each."""
 
     def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
         """Which of `key_values`' slots each row has (True), or None for all."""
@@ -57,14 +58,13 @@ class _Attachable(nn.Module, ABC):
         the prefix (`detach_prefix` takes it off).
 
         The prefix's parameters are not the model's: an engine that trains a model's parameters, such as transformers'
-        Trainer, would train nothing, without an error. Give it a `T5WithPrefix`.
+        Trainer, would train nothing, without an error. Give it a `ModelWithPrefix`.
 
         Attach before threads begin to compute: what they are in the middle of goes on with the new prefix. For a prefix
         of its own in each thread, see `attached`.
 
         Raises TypeError for another kind of model; ValueError if the model has another shape than the prefix, lacks
-        one of its sites, carries a prefix already, uses an attention implementation other than "sdpa" and "eager", or
-        is a UMT5 of transformers 5.15, whose decoder does not say which attention is causal.
+        one of its sites, carries a prefix already, or uses an attention implementation other than "sdpa" and "eager".
         Warns if the prefix was made for other weights of the same shape.
         """
         self.check_fits(model)
@@ -92,26 +92,31 @@ class _Attachable(nn.Module, ABC):
             yield model
 
 
-class T5Prefix(_Attachable, Stored):
-    """Learned keys and values for the attention sites of a frozen T5.
+class Prefix(_Attachable, Stored):
+    """Learned keys and values for the attention sites of a frozen model.
 
-    At each site and layer, with P prefix keys in front of K content keys,
+    At each site and layer, with P prefix keys in front of K content keys, s being what the model scales by,
 
-        scores  = Q [P_k ; K]^T + [0 ; position bias] + [0 ; mask]      [batch, heads, query, P + K], no 1/sqrt(d_kv)
+        scores  = s Q [P_k ; K]^T + [0 ; mask]                          [batch, heads, query, P + K]
         weights = softmax(scores)
         output  = weights [P_v ; V]
 
-    Positions, position bias and KV cache of the content stay what they were, and the prefix never enters the cache:
-    `generate` computes what the forward pass was trained with, whatever cache it uses.
+    and as the model has them: in T5, s = 1 and the content's scores get their position bias, the slots' none; where
+    positions rotate, queries and content keys are rotated and the prefix's keys are not; where keys and values are
+    grouped, the prefix has as many heads as they; a window counts tokens, and slots are always in it.
 
-    Use `T5Prefix.for_model(model)`, then `with prefix.attached(model):` around training and generation. Only
+    Positions and KV cache of the content stay what they were, and the prefix never enters the cache: `generate`
+    computes what the forward pass was trained with, whatever cache it uses.
+
+    Use `Prefix.for_model(model)`, then `with prefix.attached(model):` around training and generation. Only
     `prefix.parameters()` are trained; the model is not a submodule of the prefix, nor the prefix of the model.
 
     A subclass may override `key_values(site)`, the only place the prefixes are read from, and return
-    `[layers, 2, rows, heads, prefix, d_kv]` with a row for each example of the batch. When the batch is a multiple of
-    the rows, as in beam search, each row serves that many neighbours.
+    `[layers, 2, rows, heads, prefix, head_dim]` with a row for each example of the batch. When the batch is a multiple
+    of the rows, as in beam search, each row serves that many neighbours.
 
-    Source: Li & Liang 2021, "Prefix-Tuning", section 4 and figure 2; T5: Raffel et al. 2020, section 2.1.
+    Source: Li & Liang 2021, "Prefix-Tuning", section 4 and figure 2; T5: Raffel et al. 2020, section 2.1; grouped keys:
+    Ainslie et al. 2023, "GQA"; positions that rotate: Su et al. 2021, "RoFormer".
     """
 
     def __init__(self, encoders: dict[str, PrefixEncoder], base: dict | None = None):
@@ -131,17 +136,19 @@ class T5Prefix(_Attachable, Stored):
         model: PreTrainedModel,
         *,
         prefix_length: int = 20,
-        sites: tuple[str, ...] = SITES,
+        sites: tuple[str, ...] | None = None,
         mid_dim: int | None = None,
         dropout: float = 0.0,
         init_std: float | None = None,
-    ) -> "T5Prefix":
+    ) -> "Prefix":
         """A new prefix with the shapes that `model` needs, on the model's device, in float32.
 
         Args:
-            model: a T5, MT5 or UMT5 of transformers, with or without a head.
+            model: one of the models in `helpers.tuning.families`, T5, BERT, GPT-2, Llama, BART and others, with or
+                without a head.
             prefix_length: slots at each site; 0 changes nothing.
-            sites: any of "encoder", "decoder" (self-attention) and "cross" (the decoder's attention to the encoder).
+            sites: any of "encoder", "decoder" (self-attention) and "cross" (the decoder's attention to the encoder);
+                None for all that the model has.
             mid_dim: width of the reparameterising MLP, or None for none.
             dropout: probability of dropping a number of the prefix while the prefix is in training mode. The model's
                 `eval()` does not reach the prefix: call `prefix.eval()` before generating with it.
@@ -149,30 +156,24 @@ class T5Prefix(_Attachable, Stored):
 
         Raises TypeError for another kind of model; ValueError for unknown sites, or sites that the model lacks.
         """
-        stacks = stacks_by_site(model)
+        own = sites_of(model)
+        sites = tuple(own) if sites is None else sites
         _check_sites(sites)
-        _check_model_has(sites, stacks, model)
+        _check_model_has(sites, own, model)
         encoders = {}
         for site in sites:
-            config = stacks[site].config
             encoders[site] = PrefixEncoder(
-                prefix_length,
-                len(stacks[site].block),
-                config.num_heads,
-                config.d_kv,
-                mid_dim=mid_dim,
-                dropout=dropout,
-                init_std=init_std,
+                prefix_length, *own[site].shape, mid_dim=mid_dim, dropout=dropout, init_std=init_std
             )
-        return cls(encoders, fingerprint(stacks) | hub_name(model)).to(_device(model), torch.float32)
+        return cls(encoders, fingerprint(own) | hub_name(model)).to(_device(model), torch.float32)
 
     @property
     def sites(self) -> tuple[str, ...]:
         """The sites that have a prefix."""
         return tuple(self.encoders)
 
-    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
-        """The prefix of one site: `[layers, 2, 1, heads, prefix, d_kv]`, entry 0 of axis 1 the keys, 1 the values.
+    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix head_dim"]:
+        """The prefix of one site: `[layers, 2, 1, heads, prefix, head_dim]`, entry 0 of axis 1 the keys, 1 the values.
 
         Raises ValueError for a site without a prefix, or if the prefix is sharded (FSDP2) and not gathered.
         """
@@ -180,32 +181,30 @@ class T5Prefix(_Attachable, Stored):
             raise ValueError(f"this prefix has no site {site!r}, only {', '.join(self.encoders)}")
         if is_sharded(self.encoders[site].embedding):
             raise ValueError(
-                "the prefix is sharded and nothing has gathered it: apply fully_shard to the T5WithPrefix, which "
+                "the prefix is sharded and nothing has gathered it: apply fully_shard to the ModelWithPrefix, which "
                 "gathers it in forward and generate; to fold it, save it, load it and fold that"
             )
         return self.encoders[site]()
 
     def check_fits(self, model: PreTrainedModel) -> None:
         """Raise ValueError if `model` has another shape or lacks a site; warn if it has other weights."""
-        stacks = stacks_by_site(model)
-        _check_model_has(self.sites, stacks, model)
+        own = sites_of(model)
+        _check_model_has(self.sites, own, model)
         for site, encoder in self.encoders.items():
-            config = stacks[site].config
-            wanted = (len(stacks[site].block), config.num_heads, config.d_kv)
-            if encoder.shape != wanted:
+            if encoder.shape != own[site].shape:
                 raise ValueError(
-                    f"the prefix at site {site!r} is for (layers, heads, d_kv) = {encoder.shape}, "
-                    f"but the model has {wanted}: "
-                    "make one with T5Prefix.for_model(model)"
+                    f"the prefix at site {site!r} is for (layers, heads, head_dim) = {encoder.shape}, "
+                    f"but the model has {own[site].shape}: "
+                    "make one with Prefix.for_model(model)"
                 )
-        if not same_weights(self.base, fingerprint(stacks)):
+        if not same_weights(self.base, fingerprint(own)):
             warn_caller(
                 "this prefix was made for a model of the same shape with other weights: its effect on this one is "
                 "undefined"
             )
 
-    def fold(self) -> "T5Prefix":
-        """A new T5Prefix that holds the same keys and values without the MLP: what is needed for using it.
+    def fold(self) -> "Prefix":
+        """A new Prefix that holds the same keys and values without the MLP: what is needed for using it.
 
         Raises ValueError if a subclass supplies a row for each example: fold its parts instead.
         """
@@ -221,7 +220,11 @@ class T5Prefix(_Attachable, Stored):
                 encoders[site] = PrefixEncoder.from_key_values(key_values, dropout=self.encoders[site].dropout.p)
         finally:
             self.train(training)
-        return T5Prefix(encoders, self.base).train(training)
+        return Prefix(encoders, self.base).train(training)
+
+
+T5Prefix = Prefix
+"""The name that the lessons use, in which a prefix is a T5's."""
 
 
 class PrefixPerRow(_Attachable):
@@ -238,18 +241,18 @@ class PrefixPerRow(_Attachable):
     The prefixes are submodules, so that one can train several tasks in one batch; save and fold each by itself.
     """
 
-    def __init__(self, rows: Sequence[T5Prefix | None]):
+    def __init__(self, rows: Sequence[Prefix | None]):
         """Args: the prefix of each row, in the batch's order.
 
-        Raises TypeError if a row is neither a T5Prefix nor None, ValueError if all are None, if two were made for
+        Raises TypeError if a row is neither a Prefix nor None, ValueError if all are None, if two were made for
         models of different shape, or if one has several rows itself.
         """
         super().__init__()
         if not isinstance(rows, Sequence):
             raise TypeError(f"rows must be a sequence of prefixes, got a {type(rows).__name__}")
         for row in rows:
-            if row is not None and not isinstance(row, T5Prefix):
-                raise TypeError(f"each row needs a T5Prefix or None, got a {type(row).__name__}")
+            if row is not None and not isinstance(row, Prefix):
+                raise TypeError(f"each row needs a Prefix or None, got a {type(row).__name__}")
         distinct = list(dict.fromkeys(row for row in rows if row is not None))
         if not distinct:
             raise ValueError(f"at least one of the {len(rows)} rows needs a prefix")
@@ -257,7 +260,8 @@ class PrefixPerRow(_Attachable):
             shapes = {prefix.encoders[site].shape for prefix in distinct if site in prefix.sites}
             if len(shapes) > 1:
                 raise ValueError(
-                    f"the prefixes at site {site!r} are for models of different (layers, heads, d_kv): {sorted(shapes)}"
+                    f"the prefixes at site {site!r} are for models of different (layers, heads, head_dim): "
+                    f"{sorted(shapes)}"
                 )
         self.prefixes = nn.ModuleList(distinct)
         self.rows = [None if row is None else distinct.index(row) for row in rows]
@@ -272,8 +276,8 @@ class PrefixPerRow(_Attachable):
         for prefix in self.prefixes:
             prefix.check_fits(model)
 
-    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix d_kv"]:
-        """`[layers, 2, rows, heads, prefix, d_kv]`, shorter prefixes padded with zeros behind their slots."""
+    def key_values(self, site: str) -> Float[Tensor, "layers 2 rows heads prefix head_dim"]:
+        """`[layers, 2, rows, heads, prefix, head_dim]`, shorter prefixes padded with zeros behind their slots."""
         own = [prefix.key_values(site) if site in prefix.sites else None for prefix in self.prefixes]
         known = [key_values for key_values in own if key_values is not None]
         if any(key_values.shape[2] != 1 for key_values in known):
@@ -311,11 +315,11 @@ def _check_sites(sites) -> None:
         raise ValueError(f"sites must be some of {SITES}, as a tuple, got {sites!r}")
 
 
-def _check_model_has(sites, stacks: dict, model: nn.Module) -> None:
-    missing = [site for site in sites if site not in stacks]
+def _check_model_has(sites, own: dict[str, Site], model: nn.Module) -> None:
+    missing = [site for site in sites if site not in own]
     if missing:
         raise ValueError(
-            f"a {type(model).__name__} has no {' and no '.join(missing)} attention: choose sites={tuple(stacks)}"
+            f"a {type(model).__name__} has no {' and no '.join(missing)} attention: choose sites={tuple(own)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A frozen T5 and its prefix as one module, for engines that train a model's parameters."""
+"""A frozen model and its prefix as one module, for engines that train a model's parameters."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from helpers._checks import warn_caller
-from helpers.tuning.attach import PrefixPerRow, T5Prefix
+from helpers.tuning.attach import Prefix, PrefixPerRow
+from helpers.tuning.families import sites_of
 from helpers.tuning.hub import upload
-from helpers.tuning.routing import stacks_by_site
 from helpers.tuning.sharded import gather_for, spread_again
 from helpers.tuning.store import check_names, check_serialization, read, write
 
-# What a T5WithPrefix lets the model inside answer: by who asks for it.
+# What a ModelWithPrefix lets the model inside answer: by who asks for it.
 _ANSWERED_BY_THE_MODEL = frozenset(
     """
-    config generation_config device dtype main_input_name can_generate
+    config generation_config device dtype main_input_name can_generate loss_type
     get_encoder get_decoder get_output_embeddings compute_transition_scores prepare_decoder_input_ids_from_labels
 
     activation_checkpointing_enable activation_checkpointing_disable is_activation_checkpointing
@@ -32,10 +33,10 @@ _ANSWERED_BY_THE_MODEL = frozenset(
 )
 
 
-class T5WithPrefix(nn.Module):
-    """A frozen T5 and its prefix in one module, for engines that train a model's parameters.
+class ModelWithPrefix(nn.Module):
+    """A frozen model and its prefix in one module, for engines that train a model's parameters.
 
-        prefixed = T5WithPrefix(model, T5Prefix.for_model(model))
+        prefixed = ModelWithPrefix(model, Prefix.for_model(model))
         Seq2SeqTrainer(prefixed, arguments, ...).train()        # or accelerate, DistributedDataParallel, your own loop
         prefixed.save_pretrained(folder)
 
@@ -43,8 +44,8 @@ class T5WithPrefix(nn.Module):
     that its dropout stays off. `state_dict` holds the prefix alone, so that checkpoints weigh kilobytes.
     `detach_prefix(model)` gives the model back.
 
-    A new head has to be trained too: `T5WithPrefix(model, prefix, also_train=("classification_head",))`. Such modules
-    train, checkpoint, save and load with the prefix.
+    A new head has to be trained too: `ModelWithPrefix(model, prefix, also_train=("classification_head",))`. Such
+    modules train, checkpoint, save and load with the prefix.
 
     For what engines ask of a model it answers as one: `generate`, `config`, gradient checkpointing, where the weights
     lie; numbers and bytes are those of model and prefix together; files are the prefix's. Whatever else the model has,
@@ -58,7 +59,7 @@ class T5WithPrefix(nn.Module):
     is_quantized = False  # nor does a quantised base make what is trained so: the Trainer would refuse it
     _keys_to_ignore_on_save = None  # the Trainer asks when a checkpoint lacks something
 
-    def __init__(self, model: PreTrainedModel, prefix: T5Prefix | PrefixPerRow, *, also_train: Sequence[str] = ()):
+    def __init__(self, model: PreTrainedModel, prefix: Prefix | PrefixPerRow, *, also_train: Sequence[str] = ()):
         """Attach `prefix` to `model` and freeze the model, but for the modules named in `also_train`.
 
         Raises what `attach` raises; ValueError for a name in `also_train` that is no module with parameters.
@@ -75,7 +76,7 @@ class T5WithPrefix(nn.Module):
         for head in _new_heads(model, self.also_train):
             warn_caller(
                 f"the model's {head} looks newly initialised, since its biases are all zero, and stays frozen: "
-                f"T5WithPrefix(model, prefix, also_train=({head!r},)) trains and saves it with the prefix"
+                f"ModelWithPrefix(model, prefix, also_train=({head!r},)) trains and saves it with the prefix"
             )
         self.train(prefix.training)
         self.register_load_state_dict_post_hook(_miss_no_base)
@@ -118,6 +119,8 @@ class T5WithPrefix(nn.Module):
         input_ids=None,
         attention_mask=None,
         *,
+        token_type_ids=None,
+        position_ids=None,
         decoder_input_ids=None,
         decoder_attention_mask=None,
         encoder_outputs=None,
@@ -137,6 +140,8 @@ class T5WithPrefix(nn.Module):
         inputs |= {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
             "encoder_outputs": encoder_outputs,
@@ -146,8 +151,13 @@ class T5WithPrefix(nn.Module):
         }
         output = self.model(**{name: value for name, value in inputs.items() if value is not None})
         if num_items_in_batch is not None and labels is not None:
-            output.loss = output.loss * (labels.ne(-100).sum() / num_items_in_batch)
+            output.loss = output.loss * (self._predicted(labels).ne(-100).sum() / num_items_in_batch)
         return output
+
+    def _predicted(self, labels: Tensor) -> Tensor:
+        """The labels that carry loss: a decoder alone predicts each from those before it, and the first from none."""
+        shifts = self.model.loss_function is ForCausalLMLoss and not self.config.is_encoder_decoder
+        return labels[..., 1:] if shifts else labels
 
     def generate(self, *args, **kwargs):
         """The model's `generate`, with the prefix; of weights that are sharded (FSDP2), in every process."""
@@ -166,7 +176,8 @@ class T5WithPrefix(nn.Module):
 
         The model's own answer is `shared`, which holds the weights and is never called.
         """
-        return stacks_by_site(self.model)["encoder"].embed_tokens
+        stack = next(iter(sites_of(self.model).values())).stack
+        return getattr(stack, "embed_tokens", None) or self.model.get_input_embeddings()
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """How many numbers model and prefix have together; `exclude_embeddings` leaves out the model's."""
@@ -178,13 +189,24 @@ class T5WithPrefix(nn.Module):
         own = sum(p.numel() * p.element_size() for p in self.prefix.parameters())
         return own + self.model.get_memory_footprint(return_buffers=return_buffers)
 
-    def train(self, mode: bool = True) -> "T5WithPrefix":
-        """Put the prefix, and what is trained with it, in training mode; the model stays in evaluation mode."""
+    def train(self, mode: bool = True) -> "ModelWithPrefix":
+        """Put the prefix, and what is trained with it, in training mode; the model stays in evaluation mode.
+
+        Warns of layers whose gradient checkpointing would bring their dropout with it, and stays off.
+        """
         super().train(mode)
         self.model.eval()
         for module in self.model.modules():
             if isinstance(module, GradientCheckpointingLayer):  # transformers checkpoints those in training mode alone
-                module.training = mode  # of the layer itself: its dropouts stay off
+                module.training = mode and not _drops(module)  # of the layer itself: its dropout modules stay off
+        held_back = {
+            type(module).__name__ for module in self.model.modules() if _checkpoints(module) and _drops(module)
+        }
+        if mode and held_back:
+            warn_caller(
+                f"gradient checkpointing is off for {', '.join(sorted(held_back))}, which in training mode would also "
+                "drop activations: set the dropouts of the model's config to 0 before it is made"
+            )
         for module in _modules(self.model, self.also_train).values():
             module.train(mode)
         embeddings = self.get_input_embeddings()
@@ -211,7 +233,7 @@ class T5WithPrefix(nn.Module):
         state_dict: dict[str, Tensor] | None = None,
         safe_serialization: bool = True,
     ) -> None:
-        """Save the prefix as `T5Prefix.save_pretrained` does, and the modules of `also_train` in a file of their own.
+        """Save the prefix as `Prefix.save_pretrained` does, and the modules of `also_train` in a file of their own.
 
             model = accelerator.unwrap_model(prefixed)
             model.save_pretrained(
@@ -219,7 +241,7 @@ class T5WithPrefix(nn.Module):
                 state_dict=accelerator.get_state_dict(prefixed),
             )
 
-        The arguments are those of `T5Prefix.save_pretrained`; `state_dict` has the names of this module's own.
+        The arguments are those of `Prefix.save_pretrained`; `state_dict` has the names of this module's own.
 
         Raises ValueError for a PrefixPerRow, each of whose prefixes is saved by itself.
         """
@@ -242,18 +264,18 @@ class T5WithPrefix(nn.Module):
         model: PreTrainedModel,
         folder: str | os.PathLike,
         *,
-        prefix_class: type[T5Prefix] = T5Prefix,
+        prefix_class: type[Prefix] = Prefix,
         **hub,
-    ) -> "T5WithPrefix":
+    ) -> "ModelWithPrefix":
         """Attach what `save_pretrained` or `push_to_hub` wrote to `model`, for evaluation.
 
         Args:
             model: the base; modules that were trained with the prefix take over the saved numbers.
             folder: a folder, or `user/name` on the Hugging Face hub.
             prefix_class: the class that saved the prefix.
-            hub: as for `T5Prefix.from_pretrained`.
+            hub: as for `Prefix.from_pretrained`.
 
-        Raises what `T5Prefix.from_pretrained` and `attach` raise; ValueError if the model lacks one of the modules, or
+        Raises what `Prefix.from_pretrained` and `attach` raise; ValueError if the model lacks one of the modules, or
         has it in another shape.
         """
         prefix, tensors, names = read(prefix_class, folder, **hub)
@@ -268,24 +290,28 @@ class T5WithPrefix(nn.Module):
         return prefixed
 
     def push_to_hub(self, repo_id: str, *, base_model: str | None = None, **options) -> str:
-        """Upload what `save_pretrained` writes; everything is as for `T5Prefix.push_to_hub`."""
+        """Upload what `save_pretrained` writes; everything is as for `Prefix.push_to_hub`."""
         prefix = _one_prefix(self)
         base_model = base_model or prefix.base.get("name")
         if not self.also_train:
             return prefix.push_to_hub(repo_id, base_model=base_model, **options)
         model_class, labels = type(self.model).__name__, self.model.config.num_labels
         loading = [
-            "from helpers import T5WithPrefix",
+            "from helpers import ModelWithPrefix",
             f"from transformers import {model_class}",
             "",
             f"model = {model_class}.from_pretrained({base_model or '...'!r}, num_labels={labels})",
-            f"prefixed = T5WithPrefix.from_pretrained(model, {repo_id!r})",
+            f"prefixed = ModelWithPrefix.from_pretrained(model, {repo_id!r})",
         ]
         return upload(prefix, repo_id, self.save_pretrained, "\n".join(loading), base_model=base_model, **options)
 
 
-def _one_prefix(prefixed: T5WithPrefix) -> T5Prefix:
-    if not isinstance(prefixed.prefix, T5Prefix):
+T5WithPrefix = ModelWithPrefix
+"""The name from when it held T5s alone."""
+
+
+def _one_prefix(prefixed: ModelWithPrefix) -> Prefix:
+    if not isinstance(prefixed.prefix, Prefix):
         raise ValueError(
             f"a {type(prefixed.prefix).__name__} has no files of its own: save each of its prefixes, for example "
             "[p.save_pretrained(f'prefix-{n}') for n, p in enumerate(prefixed.prefix.prefixes)]"
@@ -303,6 +329,15 @@ def _modules(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
             own = [child for child, module in model.named_children() if any(True for _ in module.parameters())]
             raise ValueError(f"a {type(model).__name__} has no module {name!r} to train: it has {', '.join(own)}")
     return {name: modules[name] for name in names}
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether a layer drops activations by itself, as BART's do, and not by modules of its own."""
+    return any("dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(layer).items())
+
+
+def _checkpoints(module: nn.Module) -> bool:
+    return isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
 
 
 def _tensors(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
@@ -332,7 +367,7 @@ def _below(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(name): tensor for key, tensor in state.items() if key.startswith(name)}
 
 
-def _miss_no_base(module: T5WithPrefix, keys) -> None:
+def _miss_no_base(module: ModelWithPrefix, keys) -> None:
     """The hook after loading a state: the frozen base is not in it, and is not missed."""
     trained = tuple(f"{module._base_name}{name}." for name in module.also_train)
     keys.missing_keys[:] = [

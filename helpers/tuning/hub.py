@@ -63,7 +63,7 @@ def upload(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Upload the files that `save_to` writes to a folder, as `T5Prefix.push_to_hub` promises.
+    """Upload the files that `save_to` writes to a folder, as `Prefix.push_to_hub` promises.
 
     `loading` is the code that the card shows.
     """
@@ -105,14 +105,14 @@ def card(prefix: nn.Module, repo_id: str, loading: str, *, base_model: str | Non
         for site, encoder in prefix.encoders.items()
     ]
     numbers = sum(parameter.numel() for parameter in prefix.parameters())
-    frozen = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "a frozen T5"
+    frozen = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "a frozen model"
     return "\n".join(
         [
             f"---\n{data.to_yaml()}\n---\n",
             f"# {repo_id.split('/')[-1]}\n",
             f"A prefix for {frozen}: {numbers:,} learned numbers, which make keys and values in front of its own "
             f"([Li and Liang 2021]({PAPER})).\n",
-            "| attention | slots | layers | heads | d_kv |\n|---|---|---|---|---|",
+            "| attention | slots | layers | heads | head_dim |\n|---|---|---|---|---|",
             *rows,
             f"\n```python\n{loading}\n```",
             *_how_to_install(),
@@ -126,7 +126,7 @@ def lines_that_load(prefix_class: type, base_model: str | None, repo_id: str) ->
     imports = [f"from {package} import {name}", "from helpers import load_base"]
     if package.startswith("helpers."):
         imports = [f"from helpers import {name}, load_base"]
-    base = f"load_base({base_model!r})" if base_model else "load_base(...)  # the T5 that it was trained for"
+    base = f"load_base({base_model!r})" if base_model else "load_base(...)  # the model that it was trained for"
     loading = [f"prefix = {name}.from_pretrained({repo_id!r})", "detach = prefix.attach(model)"]
     return "\n".join([*imports, "", f"model, tokenizer = {base}", *loading])
 

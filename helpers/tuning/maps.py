@@ -16,16 +16,18 @@ def content_attentions(outputs: ModelOutput, prefix: nn.Module, *, renormalise: 
     Args:
         outputs: of a forward pass of the model, of one of its stacks, or of `generate`, whose maps are nested by step;
             with `output_attentions=True` (for generate also `return_dict_in_generate=True`) and attention "eager".
-        prefix: the T5Prefix or PrefixPerRow that was attached. Of rows, as many columns go as the longest prefix has.
+        prefix: the Prefix or PrefixPerRow that was attached. Of rows, as many columns go as the longest prefix has.
         renormalise: divide each row by its sum.
 
     Raises ValueError if `outputs` hold no maps, or maps without the columns of this prefix.
     """
+    has_cache = hasattr(outputs, "past_key_values") or hasattr(outputs, "cache")  # or a place for it, as BERT's too
+    of_decoder = outputs.get("cross_attentions") or (has_cache and "encoder" not in prefix.sites)
     sites = {
         "encoder_attentions": "encoder",
         "decoder_attentions": "decoder",
         "cross_attentions": "cross",
-        "attentions": "decoder" if outputs.get("cross_attentions") else "encoder",  # of a stack
+        "attentions": "decoder" if of_decoder else "encoder",  # of one stack
     }
     maps = {name: outputs[name] for name in sites if outputs.get(name)}
     if not maps or any(each is None for given in maps.values() for each in given):

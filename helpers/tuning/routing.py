@@ -1,15 +1,15 @@
-"""How a prefix reaches the attention of a Hugging Face T5 that knows nothing of it.
+"""How a prefix reaches the attention of a transformers model that knows nothing of it.
 
 transformers lets anyone register an attention function, with a mask function that belongs to it; a config selects one
 by name. For "sdpa" and "eager" there is a routed twin that joins the prefix and calls the stock function. A pre-hook
-on each stack hands the prefix over as a keyword argument, which T5 passes down to its attention.
+on each stack hands the prefix over as a keyword argument, which the stack passes down to its attention.
 """
 
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,42 +21,22 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.models.mt5.modeling_mt5 import MT5Stack
-from transformers.models.t5.modeling_t5 import T5Stack, eager_attention_forward
-from transformers.models.umt5.modeling_umt5 import UMT5Stack
 
 from helpers.masks import causal_mask
-from helpers.prefix import PrefixEncoder, is_exporting, join_prefix, with_prefix_columns
+from helpers.prefix import is_exporting, join_prefix, with_prefix_columns
+from helpers.tuning.families import Site, StackSigns, put_signs, sites_of, take_signs
+from helpers.tuning.refusals import check_assistant, check_cache_depth, check_checkpointing, check_masks
 
-SITES = ("encoder", "decoder", "cross")  # encoder self-attention, decoder self-attention, cross-attention
 _ROUTED = "prefixed_"
-
-
-def stacks_by_site(model: nn.Module) -> dict[str, PreTrainedModel]:
-    """`{site: stack}`; "decoder" and "cross" share one.
-
-    Raises TypeError where the mechanism does not reach, ValueError for a module that holds several T5s.
-    """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    stacks = [module for module in modules if isinstance(module, T5Stack | MT5Stack | UMT5Stack)]
-    if not stacks:
-        raise TypeError(f"T5Prefix works on a T5, MT5 or UMT5 of transformers, not on a {type(model).__name__}")
-    by_site = {}
-    for stack in stacks:
-        for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
-            if site in by_site:
-                raise ValueError(f"the {type(model).__name__} holds more than one T5: give one of them")
-            by_site[site] = stack
-    return by_site
 
 
 @dataclass
 class SitePrefix:
     """What a stack's layers are handed for one site, and what they need not compute twice."""
 
-    layers: tuple[Tensor, ...]  # [2, rows, heads, prefix, d_kv] of each layer
+    layers: tuple[Tensor, ...]  # [2, rows, heads, prefix, head_dim] of each layer
     visible: Tensor | None  # bool [rows, prefix], or None for all
-    added: tuple | None = None  # mask, bias, and their sum with the prefix's columns: the same for every layer
+    added: tuple = ()  # (mask, bias, their sum with the prefix's columns), of the latest two: layers share them
     joined: dict | None = None  # layer -> key, value, and both with the prefix, of cross-attention while decoding
 
 
@@ -76,31 +56,31 @@ class Attachment:
         self.prefix = prefix
         self.remembered = None  # KV cache (weakly), parameter versions, what was handed over
 
-    def for_stack(self, stack: PreTrainedModel, cache) -> dict[str, SitePrefix]:
+    def for_stack(self, depths: dict[str, int], cache) -> dict[str, SitePrefix]:
         """The result of `evaluate`, of the cache's first step for as long as it grows: once a `generate`."""
         if cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.evaluate(stack)
+            return self.evaluate(depths)
         versions = [(id(p), None if p.is_inference() else p._version) for p in self.prefix.parameters()]
         if self.remembered is not None and int(cache.get_seq_length()) > 0:
             known_cache, known_versions, prefixes = self.remembered
             if known_cache() is cache and known_versions == versions:
                 return prefixes
-        prefixes = self.evaluate(stack)
+        prefixes = self.evaluate(depths)
         if "cross" in prefixes:
             prefixes["cross"].joined = {}
         # With the cache go the keys that were joined for it.
         self.remembered = (weakref.ref(cache, lambda _: prefixes.clear()), versions, prefixes)
         return prefixes
 
-    def evaluate(self, stack: PreTrainedModel) -> dict[str, SitePrefix]:
-        """The prefixes of the stack's sites, from `key_values`."""
+    def evaluate(self, depths: dict[str, int]) -> dict[str, SitePrefix]:
+        """The prefixes of a stack's sites, from `key_values`; `depths` has the layers of each."""
         prefixes = {}
-        for site in ("decoder", "cross") if stack.config.is_decoder else ("encoder",):
+        for site, layers in depths.items():
             if site in self.prefix.sites:
                 key_values = self._key_values(site)
-                if key_values.ndim != 6 or key_values.shape[:2] != (len(stack.block), 2):
+                if key_values.ndim != 6 or key_values.shape[:2] != (layers, 2):
                     raise ValueError(
-                        f"key_values({site!r}) must be [layers, 2, rows, heads, prefix, d_kv] with {len(stack.block)} "
+                        f"key_values({site!r}) must be [layers, 2, rows, heads, prefix, head_dim] with {layers} "
                         f"layers, got {list(key_values.shape)}"
                     )
                 prefixes[site] = SitePrefix(key_values.unbind(0), self.prefix.visible(site))
@@ -115,7 +95,7 @@ class Attachment:
             if "Cannot insert a Tensor that requires grad as a constant" in str(error):  # and all its numbers
                 raise ValueError(
                     "torch.jit.trace knows the parameters of the traced module alone, and takes others for constants: "
-                    "call prefix.requires_grad_(False) first, or trace a T5WithPrefix"
+                    "call prefix.requires_grad_(False) first, or trace a ModelWithPrefix"
                 ) from None
             raise
 
@@ -169,26 +149,25 @@ class HandOver:
                     stacklevel=2,
                 )
             return None
-        given = {**dict(zip(_STACK_ARGUMENTS, args, strict=False)), **kwargs}
+        signs: StackSigns = stack.prefix_signs
+        given = {**dict(zip(signs.arguments, args, strict=False)), **kwargs}
         tokens = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
-        if tokens is None:
+        if tokens is None and given.get("input_features") is None:
             return None  # the stack says what is missing
         if not stack.config._attn_implementation.startswith(_ROUTED):  # somebody changed it since
             stack.set_attn_implementation(routed_twin(stack))
         cache = given.get("cache", given.get("past_key_values"))
-        _check_cache_depth(cache, stack)
-        _check_masks(stack, given, tokens, cache)
-        _check_checkpointing(attachment.prefix, stack)
-        if given.get("output_attentions") and stack.config.is_decoder and "decoder" in attachment.prefix.sites:
-            _check_assistant()
-        kwargs = {**kwargs, "prefixes": attachment.for_stack(stack, cache)}
-        if stack.config.is_decoder:
+        check_cache_depth(cache, signs.depths)
+        if tokens is not None:  # sounds have no mask
+            check_masks(given, tokens, cache, signs.depths)
+        check_checkpointing(attachment.prefix, stack, signs.layers)
+        if given.get("output_attentions") and "decoder" in signs.depths and "decoder" in attachment.prefix.sites:
+            check_assistant()
+        kwargs = {**kwargs, "prefixes": attachment.for_stack(signs.depths, cache)}
+        if "decoder" in signs.depths:
             past = 0 if cache is None else cache.get_seq_length()
             kwargs["prefix_bias"] = attachment.prefix.position_bias(stack, tokens.shape[1], past)
         return args, kwargs
-
-
-_STACK_ARGUMENTS = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds")
 
 
 def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
@@ -197,13 +176,13 @@ def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
     return {key: hook for key, hook in stack._forward_pre_hooks.items() if isinstance(hook, HandOver)}
 
 
-def _hand_over(stacks: Iterable[nn.Module]) -> HandOver | None:
-    return next((hook for stack in stacks for hook in hand_overs(stack).values()), None)
+def _hand_over(sites: dict[str, Site]) -> HandOver | None:
+    return next((hook for site in sites.values() for hook in hand_overs(site.stack).values()), None)
 
 
 def attached_prefix(model: nn.Module) -> nn.Module | None:
     """The prefix that `model` carries for the calling thread or task, or None."""
-    hand_over = _hand_over(stacks_by_site(model).values())
+    hand_over = _hand_over(sites_of(model))
     attachment = hand_over and hand_over.current()
     return attachment and attachment.prefix
 
@@ -265,16 +244,19 @@ def attached_here(prefix: nn.Module, model: nn.Module) -> Iterator[None]:
 
 def _installed(prefix: nn.Module, model: nn.Module, *, alone: bool = False) -> HandOver:
     """The model's hook, put on the stacks of the prefix's sites as far as it is not there; `_ATTACHING` is held."""
-    stacks = stacks_by_site(model)
-    hand_over = _hand_over(stacks.values()) or HandOver()
+    sites = sites_of(model)
+    hand_over = _hand_over(sites) or HandOver()
     if hand_over.current() is not None or (alone and hand_over.entered):
         raise ValueError(
             "the model carries a prefix already: detach it first, with what attach returned, the end of its with "
             "block, or detach_prefix(model) (from helpers import detach_prefix)"
         )
-    own_stacks = {id(stacks[site]): stacks[site] for site in prefix.sites}.values()  # two sites share the decoder
-    routes = [routed_twin(stack) for stack in own_stacks]  # all checked before any stack is touched
+    own_stacks = {sites[site].stack: None for site in prefix.sites}  # two sites share the decoder
+    for name in prefix.sites:  # all checked before any stack is touched
+        _check_configs(sites[name])
+    routes = [routed_twin(stack) for stack in own_stacks]
     for stack, route in zip(own_stacks, routes, strict=True):
+        put_signs(stack, sites)
         stack.set_attn_implementation(route)
         if not hand_overs(stack):
             stack.register_forward_pre_hook(hand_over, with_kwargs=True)
@@ -292,13 +274,25 @@ def has_dropout_on(module: nn.Module) -> bool:
 def detach_prefix(model: nn.Module) -> None:
     """Take the prefix off `model`, whoever attached it, in whichever thread; afterwards the model is as before."""
     with _ATTACHING:
-        for stack in stacks_by_site(model).values():
+        for site in sites_of(model).values():
+            stack = site.stack
             for key, hand_over in hand_overs(stack).items():
                 hand_over.everywhere, hand_over.entered = None, ()
                 del stack._forward_pre_hooks[key]
                 stack._forward_pre_hooks_with_kwargs.pop(key)
+            take_signs(site)
             if stack.config._attn_implementation.startswith(_ROUTED):
                 stack.set_attn_implementation(stack.config._attn_implementation.removeprefix(_ROUTED))
+
+
+def _check_configs(site: Site) -> None:
+    """A layer that was copied into the model has a copy of its config, and would compute without the prefix."""
+    for layer, attention in enumerate(site.attentions):
+        if attention.config is not site.stack.config:
+            raise ValueError(
+                f"the {type(attention).__name__} of layer {layer} has a config of its own, and would not hear of the "
+                "prefix: give it its model's, attention.config = model.config"
+            )
 
 
 def routed_twin(stack: PreTrainedModel) -> str:
@@ -310,103 +304,53 @@ def routed_twin(stack: PreTrainedModel) -> str:
             f"a prefix needs the attention implementation 'eager' or 'sdpa', not {implementation!r}: "
             "call model.set_attn_implementation('sdpa')"
         )
-    if stack.config.is_decoder and not stack.block[0].layer[0].SelfAttention.is_causal:  # UMT5 in transformers 5.15
+    if implementation == "eager" and getattr(stack.config, "reorder_and_upcast_attn", False):
         raise ValueError(
-            f"this version of transformers does not mark the self-attention of a {type(stack).__name__}'s decoder as "
-            "causal, so that a prefix would take it for cross-attention: update transformers"
+            "GPT-2's reorder_and_upcast_attn goes around the attention function that a prefix needs: call "
+            "model.set_attn_implementation('sdpa'), or set it to False"
         )
     return _ROUTED + implementation
-
-
-def _check_cache_depth(cache, stack: PreTrainedModel) -> None:
-    """transformers 5.15 to 5.24 give `generate` a cache with a layer for each of the encoder's, not the decoder's."""
-    cache = getattr(cache, "self_attention_cache", cache)
-    if getattr(cache, "layer_class_to_replicate", True) is None and len(cache.layers) < len(stack.block):
-        raise ValueError(
-            f"the KV cache has {len(cache.layers)} layers and the decoder {len(stack.block)}: transformers sizes it by "
-            "the encoder; generate with use_cache=False, or with a cache of your own that grows, "
-            "EncoderDecoderCache(DynamicCache(), DynamicCache())"
-        )
-
-
-def _check_masks(stack: PreTrainedModel, given: dict, tokens: Tensor, cache) -> None:
-    """Refuse masks that transformers or broadcasting would cut or stretch to the keys without a word."""
-    batch, keys = tokens.shape[:2]
-    mask, states = given.get("attention_mask"), given.get("encoder_hidden_states")
-    if not stack.config.is_decoder:
-        _check_mask("attention_mask", mask, batch, keys)
-        return
-    static = getattr(cache, "is_compileable", False)
-    if cache is not None:
-        keys = cache.get_mask_sizes(keys, 0)[0]  # with those of earlier tokens; of a static cache, all that it holds
-    if not (static and mask is not None and mask.ndim == 2 and mask.shape[1] <= keys):  # tokens yet to come are hidden
-        _check_mask("decoder_attention_mask", mask, batch, keys)
-    if states is not None:
-        _check_mask("attention_mask", given.get("encoder_attention_mask"), *states.shape[:2])
-
-
-def _check_mask(name: str, mask: Tensor | None, batch: int, keys: int) -> None:
-    if mask is None or (mask.ndim == 4 and mask.shape[-1] == keys) or tuple(mask.shape) == (batch, keys):
-        return
-    raise ValueError(
-        f"the {name} {list(mask.shape)} must be [batch, keys] = {[batch, keys]} or [batch, heads, queries, keys]: a "
-        "prefix needs no columns in the mask, pass the tokens' own"
-    )
-
-
-def _check_assistant() -> None:
-    """Assisted decoding cuts the decoder's maps to the text's length: behind the slots, it would cut off the text."""
-    frame = None if torch.compiler.is_compiling() else sys._getframe()  # its first step is never compiled
-    while frame is not None and frame.f_code.co_name != "generate":
-        if frame.f_code.co_name == "_assisted_decoding":
-            raise ValueError(
-                "generate cannot give attention maps in assisted decoding with a prefix at the site 'decoder': "
-                "transformers would cut them to the text's length without the slots. Leave out output_attentions or "
-                "the assistant, or take the maps of a forward pass over the text"
-            )
-        frame = frame.f_back
-
-
-def _check_checkpointing(prefix: nn.Module, stack: PreTrainedModel) -> None:
-    """Reentrant checkpointing runs a backward pass for each layer, through an MLP that one pass has already freed."""
-    checkpoint = getattr(stack.block[0], "_gradient_checkpointing_func", None)
-    if not (
-        stack.block[0].training and torch.is_grad_enabled() and getattr(checkpoint, "keywords", {}).get("use_reentrant")
-    ):
-        return
-    encoders = [module for module in prefix.modules() if isinstance(module, PrefixEncoder)]
-    if any(encoder.mid_dim or (encoder.dropout.p and encoder.training) for encoder in encoders):
-        raise ValueError(
-            "reentrant gradient checkpointing cannot train a prefix with an MLP or with dropout: enable it with "
-            "gradient_checkpointing_kwargs={'use_reentrant': False}"
-        )
 
 
 def _attend(
     stock, module, query, key, value, attention_mask, *, prefixes=None, prefix_bias=None, position_bias=None, **kwargs
 ):
     """The stock attention function, on keys, values and one additive mask that are longer by the prefix."""
-    site = "encoder" if not module.is_decoder else "decoder" if module.is_causal else "cross"
+    site, layer = (None, None) if prefixes is None else _place(module)
     if prefixes is None or site not in prefixes:
-        return stock(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
+        if position_bias is not None:
+            kwargs["position_bias"] = position_bias
+        return stock(module, query, key, value, attention_mask, **kwargs)
     prefix = prefixes[site]
     if site == "cross":
-        position_bias = None  # it has none: transformers hands down zeros for every head, query and key
-    added = _added_to_scores(prefix, module, query, key, attention_mask, position_bias)
+        position_bias = None  # T5 has none there: transformers hands down zeros for every head, query and key
+    causal = kwargs.get("is_causal", getattr(module, "is_causal", False))
+    added = _added_to_scores(prefix, causal, query, key, attention_mask, position_bias)
     if site == "decoder" and prefix_bias is not None:
-        bias = row_for_each_example(prefix_bias[module.layer_idx], key.shape[0])
+        bias = row_for_each_example(prefix_bias[layer], key.shape[0])
         added = added + F.pad(bias, (0, added.shape[-1] - bias.shape[-1]))
-    key, value = _joined_keys_and_values(prefix, module.layer_idx, key, value)
-    return stock(module, query, key, value, added, position_bias=None, **kwargs)
+    key, value = _joined_keys_and_values(prefix, layer, key, value)
+    return stock(module, query, key, value, added, **kwargs)
 
 
-def _added_to_scores(prefix: SitePrefix, module, query, key, mask, bias) -> Tensor | None:
-    """Mask and position bias in one tensor `[..., query, prefix + key]`, made once for all layers of a stack."""
-    if prefix.added is not None and prefix.added[0] is mask and prefix.added[1] is bias:
-        return prefix.added[2]
+def _place(module: nn.Module) -> tuple[str, int]:
+    """The site and the layer of an attention module."""
+    try:
+        return module.prefix_place
+    except AttributeError:
+        raise ValueError(
+            f"this {type(module).__name__} came into the model after the prefix was attached: detach, and attach anew"
+        ) from None
+
+
+def _added_to_scores(prefix: SitePrefix, causal: bool, query, key, mask, bias) -> Tensor | None:
+    """Mask and position bias in one tensor `[..., query, prefix + key]`, made once for all layers that share them."""
+    for known_mask, known_bias, added in prefix.added:
+        if known_mask is mask and known_bias is bias:
+            return added
     given = mask, bias
     # A module called by itself; sdpa would keep only as many keys as there are queries.
-    if mask is None and module.is_causal:
+    if mask is None and causal:
         mask = causal_mask(query.shape[2], key.shape[2], device=key.device)[None, None]
     if mask is not None and mask.shape[-1] != key.shape[2]:
         raise ValueError(
@@ -421,7 +365,7 @@ def _added_to_scores(prefix: SitePrefix, module, query, key, mask, bias) -> Tens
     added = with_prefix_columns(added, prefix.layers[0].shape[-2], key.shape[2], visible)
     if added is not None and added.dtype == torch.bool:  # only slots are hidden; eager adds its mask
         added = key.new_zeros(added.shape).masked_fill(~added, -torch.inf)
-    prefix.added = (*given, added)
+    prefix.added = (*prefix.added, (*given, added))[-2:]  # layers with a window and layers without take turns
     return added
 
 
@@ -454,9 +398,15 @@ def _complete_mask(stock, *args, allow_is_causal_skip=False, **kwargs):
     return stock(*args, allow_is_causal_skip=False, **kwargs)
 
 
-for _name, _attention, _mask in (
-    ("eager", eager_attention_forward, eager_mask),
-    ("sdpa", sdpa_attention_forward, sdpa_mask),
-):
+def _eager(module: nn.Module, *args, **kwargs):
+    """The eager attention of the module's own family: soft caps and attention sinks are its own."""
+    for cls in type(module).__mro__:
+        attention = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
+        if attention is not None:
+            return attention(module, *args, **kwargs)
+    raise ValueError(f"a {type(module).__name__} has no eager attention: call model.set_attn_implementation('sdpa')")
+
+
+for _name, _attention, _mask in (("eager", _eager, eager_mask), ("sdpa", sdpa_attention_forward, sdpa_mask)):
     AttentionInterface.register(_ROUTED + _name, partial(_attend, _attention))
     AttentionMaskInterface.register(_ROUTED + _name, partial(_complete_mask, _mask))

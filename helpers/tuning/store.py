@@ -14,9 +14,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from helpers._checks import warn_caller
 from helpers.prefix import PrefixEncoder
+from helpers.tuning.families import Site
 from helpers.tuning.hub import is_repo_id, lines_that_load, local_folder, upload
 from helpers.tuning.sharded import class_of, is_sharded, whole
 
@@ -91,7 +93,7 @@ class Stored:
 
         Raises FileNotFoundError if there is no saved prefix in `folder`, ValueError if its files cannot be read or do
         not belong together, OSError if the hub has no such repository or cannot be reached.
-        Warns if modules of the model were trained with the prefix: `T5WithPrefix.from_pretrained` loads both.
+        Warns if modules of the model were trained with the prefix: `ModelWithPrefix.from_pretrained` loads both.
         """
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"force_download": force_download, "local_files_only": local_files_only}
@@ -99,7 +101,7 @@ class Stored:
         if modules:
             warn_caller(
                 f"{', '.join(names)} of the model was trained with the prefix in {folder} and is not loaded: "
-                "T5WithPrefix.from_pretrained(model, folder) loads both"
+                "ModelWithPrefix.from_pretrained(model, folder) loads both"
             )
         return prefix
 
@@ -170,7 +172,7 @@ def write(
     }
     config = {
         "format_version": FORMAT_VERSION if modules else 1,
-        "class": class_of(prefix).__name__,
+        "class": _name_in_files(class_of(prefix)),
         "weights": names["prefix"],
         "base": prefix.base,
         "sites": {
@@ -197,6 +199,11 @@ def write(
             replace_file(folder / names[kind], content)
         replace_file(folder / CONFIG_NAME, (json.dumps(config, indent=2) + "\n").encode())
         _remove_leftovers(folder, set(names.values()), alone)
+
+
+def _name_in_files(prefix_class: type) -> str:
+    """A Prefix is called T5Prefix there, as it was when it served T5 alone: earlier versions read the same files."""
+    return "T5Prefix" if prefix_class.__name__ == "Prefix" else prefix_class.__name__
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -278,7 +285,7 @@ def read(prefix_class: type, folder: str | os.PathLike, **hub) -> tuple[Stored, 
     """
     folder = local_folder(folder, **hub)
     config, weights, modules = _read_files(folder)
-    if config["class"] != prefix_class.__name__:
+    if config["class"] != _name_in_files(prefix_class):
         raise ValueError(f"the prefix in {folder} was saved by {config['class']}: load it with that class")
     with _refusing(folder):
         with torch.device("meta"):  # draws no random numbers
@@ -352,7 +359,7 @@ def hub_name(model: PreTrainedModel) -> dict[str, str]:
     return {"name": name} if name and is_repo_id(name) and not os.path.exists(name) else {}
 
 
-def fingerprint(stacks: dict[str, PreTrainedModel]) -> dict[str, list[float]]:
+def fingerprint(sites: dict[str, Site]) -> dict[str, list[float]]:
     """32 weights of each stack, spread over its tensors, to recognise the base by.
 
     None of a stack that is quantised, or has weights that are not in memory. Of weights that are sharded (FSDP2) the
@@ -360,11 +367,11 @@ def fingerprint(stacks: dict[str, PreTrainedModel]) -> dict[str, list[float]]:
     """
     samples = {}
     for name in ("encoder", "decoder"):
-        if name in stacks:
-            parameters = list(stacks[name].block.parameters())
+        if name in sites:
+            parameters = list(sites[name].layers.parameters())
             chosen = [parameters[i * len(parameters) // 32].detach() for i in range(32)]
-            query = stacks[name].block[0].layer[0].SelfAttention.q
-            if class_of(query) is nn.Linear and all(map(_is_plain, chosen)):
+            first = next(child for child in sites[name].attentions[0].children() if hasattr(child, "weight"))
+            if class_of(first) in (nn.Linear, Conv1D) and all(map(_is_plain, chosen)):
                 samples[name] = [round(whole(tensor).flatten()[tensor.numel() // 3].item(), 6) for tensor in chosen]
     return samples
 
@@ -377,5 +384,5 @@ def same_weights(ours: dict, theirs: dict[str, list[float]]) -> bool:
     """Whether the stacks known to both fingerprints agree, up to the rounding of float16 and bfloat16."""
     return all(
         torch.allclose(torch.tensor(ours[site]), torch.tensor(theirs[site]), rtol=2**-8, atol=2e-6)
-        for site in ours.keys() & theirs.keys()
+        for site in {"encoder", "decoder"} & ours.keys() & theirs.keys()
     )

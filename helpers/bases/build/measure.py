@@ -35,7 +35,7 @@ from helpers.bases.tasks import load_task
 from helpers.heads import split_heads
 from helpers.prefix import PrefixEncoder
 from helpers.tuning.attach import T5Prefix
-from helpers.tuning.routing import SITES, stacks_by_site
+from helpers.tuning.families import SITES, sites_of
 from helpers.tuning.training import collate, exact_match, fit, generate_texts, majority_baseline
 
 ALL_SITES = "+".join(SITES)
@@ -76,10 +76,9 @@ def prefix_from_activations(
         raise ValueError(
             f"{len(pairs)} pairs have {source.shape[1]} and {target.shape[1]} tokens, too few for {prefix_length} slots"
         )
-    stacks, found, hooks = stacks_by_site(model), {}, []
+    own, found, hooks = sites_of(model), {}, []
     for site in sites:
-        for layer, block in enumerate(stacks[site].block):
-            attention = block.layer[1].EncDecAttention if site == "cross" else block.layer[0].SelfAttention
+        for layer, attention in enumerate(own[site].attentions):
             for index, projection in enumerate((attention.k, attention.v)):
                 place = site, layer, index
                 hooks.append(
@@ -95,9 +94,10 @@ def prefix_from_activations(
             hook.remove()
     prefix = T5Prefix.for_model(model, prefix_length=prefix_length, sites=sites)
     for site in sites:
-        num_heads = stacks[site].config.num_heads
-        layers = range(len(stacks[site].block))
-        key_values = [[split_heads(found[site, layer, index], num_heads) for index in (0, 1)] for layer in layers]
+        layers, num_heads, _ = own[site].shape
+        key_values = [
+            [split_heads(found[site, layer, index], num_heads) for index in (0, 1)] for layer in range(layers)
+        ]
         prefix.encoders[site] = PrefixEncoder.from_key_values(torch.stack([torch.stack(pair) for pair in key_values]))
     return prefix
 
