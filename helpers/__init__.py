@@ -22,6 +22,7 @@ _MODULE_OF = {
     "detach_prefix": "tuning.routing",
     "content_attentions": "tuning.maps",
     "LeanT5": "tuning.lean_t5",
+    "PeftPrefix": "tuning.peft_prefix",
     "PeftT5Prefix": "tuning.peft_prefix",
     "from_peft": "tuning.peft_prefix",
     "to_peft": "tuning.peft_prefix",

@@ -269,7 +269,7 @@ def test_sites_that_peft_does_not_have_are_refused(sites, tmp_path):
 
 def test_only_one_prefix_can_be_written(unchecked, tmp_path):
     prefix = make_peft_prefix(make_model())
-    with pytest.raises(TypeError, match="writes a T5Prefix, not a PrefixPerRow"):
+    with pytest.raises(TypeError, match="writes a Prefix, not a PrefixPerRow"):
         to_peft(PrefixPerRow([prefix, None]), tmp_path)
 
     class Rows(PeftT5Prefix):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from helpers._checks import warn_caller
-from helpers._shapes import Bool, Float
+from helpers._shapes import Bool, Float, Shaped
 from helpers.prefix import PrefixEncoder
 from helpers.tuning.families import SITES, Site, sites_of
 from helpers.tuning.routing import Detach, attach_for_all, attached_here
@@ -43,6 +43,10 @@ class _Attachable(nn.Module, ABC):
         `[layers, rows, heads, queries, prefix]`, for `queries` tokens of which the first is at position `past`.
         """
         return None
+
+    def position_shift(self) -> int | Shaped[Tensor, "rows 1"]:
+        """By how much the positions of a decoder's tokens grow: 0, or a number for each row."""
+        return 0
 
     @abstractmethod
     def check_fits(self, model: PreTrainedModel) -> None:
@@ -165,7 +169,8 @@ class Prefix(_Attachable, Stored):
             encoders[site] = PrefixEncoder(
                 prefix_length, *own[site].shape, mid_dim=mid_dim, dropout=dropout, init_std=init_std
             )
-        return cls(encoders, fingerprint(own) | hub_name(model)).to(_device(model), torch.float32)
+        base = fingerprint(own) | hub_name(model) | {"model_type": model.config.model_type}
+        return cls(encoders, base).to(_device(model), torch.float32)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -299,6 +304,13 @@ class PrefixPerRow(_Attachable):
         none = known[0].new_zeros(*known[0].shape[:-1], longest)
         padded = [none if bias is None else F.pad(bias, (0, longest - bias.shape[-1])) for bias in own]
         return torch.cat([none if index is None else padded[index] for index in self.rows], dim=1)
+
+    def position_shift(self) -> int | Shaped[Tensor, "rows 1"]:
+        """`[rows, 1]`, or 0 if no row's tokens move."""
+        own = [prefix.position_shift() for prefix in self.prefixes]
+        if not any(own):
+            return 0
+        return torch.tensor([[0 if index is None else own[index]] for index in self.rows], device=_device(self))
 
     def visible(self, site: str) -> Bool[Tensor, "rows prefix"] | None:
         """Which slots each row has; None if all have the same number."""

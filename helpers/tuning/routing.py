@@ -167,7 +167,21 @@ class HandOver:
         if "decoder" in signs.depths:
             past = 0 if cache is None else cache.get_seq_length()
             kwargs["prefix_bias"] = attachment.prefix.position_bias(stack, tokens.shape[1], past)
+            shift = attachment.prefix.position_shift()
+            if isinstance(shift, Tensor) or shift:
+                args, kwargs = _with_positions(args, kwargs, given, tokens, past, shift)
         return args, kwargs
+
+
+def _with_positions(args: tuple, kwargs: dict, given: dict, tokens: Tensor, past, shift) -> tuple[tuple, dict]:
+    """A stack's arguments with positions that are greater by `shift`, a number or `[rows, 1]`."""
+    positions = given.get("position_ids")
+    if positions is None:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None] + past
+    if isinstance(shift, Tensor):
+        shift = row_for_each_example(shift, tokens.shape[0])
+    # By name, all of them: a position may have come by its place.
+    return (), {**given, **kwargs, "position_ids": positions + shift}
 
 
 def hand_overs(stack: nn.Module) -> dict[int, HandOver]:
