@@ -82,7 +82,7 @@ def test_peft_reads_what_is_written(family, tmp_path):
 def test_a_prefix_without_positions_is_written_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="peft adds positions to the slots of the prefix"):
         to_peft(make_prefix(make_model("Llama")), tmp_path)
-    assert json.loads((tmp_path / CONFIG_NAME).read_text())["task_type"] == "CAUSAL_LM"
+    assert json.loads((tmp_path / CONFIG_NAME).read_text(encoding="utf-8"))["task_type"] == "CAUSAL_LM"
 
 
 @pytest.mark.parametrize("family", ["GPT-2", "Llama", "Mistral", "Gemma 2", "Qwen2"])
@@ -177,8 +177,8 @@ def test_what_is_refused(tmp_path, unchecked):
         from_peft(tmp_path, make_model("BERT"))
     with pytest.raises(ValueError, match=r"has 2 heads and token_dim 20, but the model has 3 heads of 8"):
         from_peft(tmp_path, make_model("GPT-2"))
-    config = json.loads((tmp_path / CONFIG_NAME).read_text())
-    (tmp_path / CONFIG_NAME).write_text(json.dumps(config | {"task_type": "SEQ_2_SEQ_LM"}))
+    config = json.loads((tmp_path / CONFIG_NAME).read_text(encoding="utf-8"))
+    (tmp_path / CONFIG_NAME).write_text(json.dumps(config | {"task_type": "SEQ_2_SEQ_LM"}), encoding="utf-8")
     with pytest.raises(ValueError, match="a prefix for a decoder alone has CAUSAL_LM and 1"):
         from_peft(tmp_path, make_model("Llama"))
     bart = make_model("BART")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from helpers._checks import warn_caller
 from helpers._shapes import Bool, Float, Shaped
 from helpers.prefix import PrefixEncoder
-from helpers.tuning.families import SITES, Site, sites_of
+from helpers.tuning.families import SITES, Site, is_t5, sites_of
 from helpers.tuning.routing import Detach, attach_for_all, attached_here
 from helpers.tuning.routing import detach_prefix as detach_prefix
 from helpers.tuning.sharded import is_sharded
@@ -169,7 +169,9 @@ class Prefix(_Attachable, Stored):
             encoders[site] = PrefixEncoder(
                 prefix_length, *own[site].shape, mid_dim=mid_dim, dropout=dropout, init_std=init_std
             )
-        base = fingerprint(own) | hub_name(model) | {"model_type": model.config.model_type}
+        base = fingerprint(own) | hub_name(model)
+        if not is_t5(model.config.model_type):  # what a file does not say is T5, the only kind there once was
+            base["model_type"] = model.config.model_type
         return cls(encoders, base).to(_device(model), torch.float32)
 
     @property

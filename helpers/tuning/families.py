@@ -95,6 +95,11 @@ def sites_of(model: nn.Module) -> dict[str, Site]:
     return {name: found[name] for name in SITES if name in found}
 
 
+def is_t5(model_type: str) -> bool:
+    """Whether a config's model_type is T5's or that of one of its two close relatives."""
+    return model_type in ("t5", "mt5", "umt5")
+
+
 @dataclass(frozen=True)
 class StackSigns:
     """What a stack is marked with while a prefix is attached."""

@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from helpers._shapes import Float
 from helpers.prefix import PrefixEncoder
 from helpers.tuning.attach import Prefix
+from helpers.tuning.families import is_t5
 from helpers.tuning.store import replace_file
 
 CONFIG_NAME = "adapter_config.json"
@@ -148,7 +149,7 @@ def from_peft(folder: str | os.PathLike, model: PreTrainedModel) -> PeftPrefix |
     prefix for another kind or shape of model.
     """
     folder = Path(folder)
-    prefix_class = PeftT5Prefix if _is_t5(model.config.model_type) else PeftPrefix
+    prefix_class = PeftT5Prefix if is_t5(model.config.model_type) else PeftPrefix
     prefix = prefix_class.for_model(model, prefix_length=0, sites=("decoder",))
     config = _read_config(folder, prefix_class)
     slots, pairs, heads, width = (config[name] for name in _SIZES)
@@ -173,10 +174,6 @@ def from_peft(folder: str | os.PathLike, model: PreTrainedModel) -> PeftPrefix |
 def _pairs_of_layers(prefix_class: type, layers: int, pairs: int) -> list[int]:
     """Which of the file's pairs each layer is given."""
     return [2 * layer % pairs if prefix_class is PeftT5Prefix else layer for layer in range(layers)]
-
-
-def _is_t5(model_type: str) -> bool:
-    return model_type in ("t5", "mt5", "umt5")
 
 
 def _check_decoder_alone(sites: tuple[str, ...]) -> None:
@@ -207,8 +204,7 @@ def to_peft(prefix: Prefix, folder: str | os.PathLike, *, base_name: str | None 
         raise ValueError(
             f"peft has a prefix at site 'decoder' alone, and this one has {prefix.sites}: its effect cannot be kept"
         )
-    # A file from before prefixes had other bases than T5 does not say which.
-    prefix_class = PeftT5Prefix if _is_t5(prefix.base.get("model_type", "t5")) else PeftPrefix
+    prefix_class = PeftT5Prefix if is_t5(prefix.base.get("model_type", "t5")) else PeftPrefix
     if not isinstance(prefix, prefix_class):
         positions = "T5's position bias to the scores" if prefix_class is PeftT5Prefix else "positions to the slots"
         warnings.warn(
@@ -218,20 +214,20 @@ def to_peft(prefix: Prefix, folder: str | os.PathLike, *, base_name: str | None 
         )
     key_values = prefix.fold().eval().key_values("decoder").detach().cpu()
     layers, _, _, heads, slots, head_dim = key_values.shape
-    is_t5 = prefix_class is PeftT5Prefix
-    pairs = layers + 1 - layers % 2 if is_t5 else layers
+    for_t5 = prefix_class is PeftT5Prefix
+    pairs = layers + 1 - layers % 2 if for_t5 else layers
     by_pair = key_values.new_zeros(pairs, *key_values.shape[1:])
     by_pair[_pairs_of_layers(prefix_class, layers, pairs)] = key_values
     config = {
         "peft_type": "PREFIX_TUNING",
-        "task_type": "SEQ_2_SEQ_LM" if is_t5 else "CAUSAL_LM",
+        "task_type": "SEQ_2_SEQ_LM" if for_t5 else "CAUSAL_LM",
         "base_model_name_or_path": base_name,
         "inference_mode": True,
         "num_virtual_tokens": slots,
         "num_layers": pairs,
         "num_attention_heads": heads,
         "token_dim": heads * head_dim,
-        "num_transformer_submodules": 2 if is_t5 else 1,
+        "num_transformer_submodules": 2 if for_t5 else 1,
         "prefix_projection": False,
         "encoder_hidden_size": heads * head_dim,
     }
