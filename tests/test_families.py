@@ -24,7 +24,8 @@ from families_oracle import (
     make_prefix,
     with_targets,
 )
-from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, T5EncoderModel
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers.cache_utils import StaticCache
 
 from helpers import ModelWithPrefix, Prefix, T5Prefix, T5WithPrefix, content_attentions, detach_prefix
 from helpers.tuning.families import FAMILIES, sites_of
@@ -295,12 +296,12 @@ def test_a_model_that_is_not_in_the_table_is_refused():
 
 
 def test_a_subclass_is_its_parents_family():
-    class Mine(T5EncoderModel):
+    class Mine(type(make_model("Llama").model)):
         pass
 
-    assert list(sites_of(Mine(transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_heads=2)))) == [
-        "encoder"
-    ]
+    model = make_model("Llama")
+    model.model = Mine(model.config)
+    assert list(sites_of(model)) == ["decoder"]
 
 
 def test_gpt2s_own_way_around_the_attention_function_is_refused():
@@ -348,3 +349,16 @@ def test_a_mask_of_another_width_is_refused(width):
         pytest.raises(ValueError, match=rf"attention_mask \[2, {width}\] must be \[batch, keys\] = \[2, 7\]"),
     ):
         model(input_ids=make_inputs("Llama")["input_ids"], attention_mask=torch.ones(2, width))
+
+
+def test_a_static_cache_of_windows_takes_a_mask_of_the_whole_text():
+    """Gemma 2's first layer keeps 4 tokens, its second all: a mask of 7 fits the second."""
+    model, inputs = make_model("Gemma 2"), make_inputs("Gemma 2")
+    first, mask = inputs["input_ids"][:, :6], torch.ones(2, 7, dtype=torch.long)
+    assert model.config.layer_types[0] == "sliding_attention"
+    with make_prefix(model).attached(model):
+        wanted = model(input_ids=inputs["input_ids"], attention_mask=mask).logits[:, -1]
+        cache = StaticCache(config=model.config, max_cache_len=9)
+        model(input_ids=first, attention_mask=mask[:, :6], past_key_values=cache)
+        got = model(input_ids=inputs["input_ids"][:, 6:], attention_mask=mask, past_key_values=cache).logits[:, -1]
+    assert difference(got, wanted) < BOUND

@@ -110,6 +110,14 @@ WRONG_ANSWERS = {
         (lambda f, n, h: unpack_by_view(f, n, h)[:, [1, 0]], "key and value are exchanged"),
         (lambda f, n, h: f.view(*f.shape[:2], n, 2, h, -1), r"\[6, 3, 4, 2, 2, 5\], expected"),
         (lambda f, n, h: f.view(n, h), r"raised RuntimeError: shape '\[4, 2\]' is invalid"),
+        (
+            lambda f, n, h: rearrange(f, "b p (l kv h d) -> l kv b h p d", l=n, h=h),
+            r"l kv b h p d\": Could not infer sizes for .*: it can find one length in a bracket",
+        ),
+        (
+            lambda f, n, h: rearrange(f[0], "b p (l kv h d) -> l kv b h p d", l=n, kv=2, h=h),
+            r"expected 3 dims. Received 2-dim tensor",
+        ),
     ],
     "check_mended_layout": [
         (pairs_at(lambda layer, layers: (layer, layer + 1)), "still is the slice behind the key"),
@@ -146,7 +154,19 @@ WRONG_ANSWERS = {
             an_encoder(
                 forward=lambda self, rows: rows.view(self.num_layers, 2, 1, self.num_heads, len(rows), -1),
             ),
-            "cut with view alone",
+            "cut with view alone: unpack_prefix",
+        ),
+        (
+            an_encoder(
+                forward=lambda self, rows: rows.view(self.num_layers, 2, self.num_heads, len(rows), -1),
+            ),
+            "cut with view alone, and without a batch axis",
+        ),
+        (
+            an_encoder(
+                forward=lambda self, rows: unpack_by_view(rows.detach()[None], self.num_layers, self.num_heads),
+            ),
+            "no gradient reaches embedding.weight: detach",
         ),
         (
             an_encoder(mlp=lambda width, mid, row: nn.Sequential(nn.Linear(width, mid), nn.Linear(mid, row))),
@@ -205,5 +225,6 @@ WRONG_ANSWERS = {
         (1.0, "nothing tells the slots apart"),
         (9.0, "one slot further than another"),
         (3.7, "is not what comes out"),
+        ("small", "a number, please: 'small'"),
     ],
 }

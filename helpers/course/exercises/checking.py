@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import EinopsError
 from torch import Tensor
 
 NOT_DONE, WRONG, CORRECT = "not done yet", "not right yet", "correct"
@@ -100,7 +101,7 @@ class Exercise:
         except UnreadableError as error:
             return Outcome(error="UnreadableError", message=str(error))
         except Exception as error:  # whatever the reader's code raises is what the sentence says
-            return Outcome(error=type(error).__name__, message=str(error).partition("\n")[0])
+            return Outcome(error=type(error).__name__, message=_first_words(error))
         return Outcome(result)
 
 
@@ -137,6 +138,8 @@ class Prediction:
             slips = [place for place, pair in enumerate(zip(expected, self.right, strict=True)) if pair[0] != pair[1]]
             if len(slips) == 1:
                 return Verdict(WRONG, f"all but one are right. {self.hints[slips[0]]}")
+        if isinstance(expected, str) and isinstance(self.right, int | float):
+            return Verdict(WRONG, f"a number, please: {expected!r} cannot be compared with one.")
         return Verdict(WRONG, f"{expected} is not what comes out.")
 
 
@@ -156,6 +159,15 @@ class Outcome:
     result: Any = None
     error: str | None = None
     message: str = ""
+
+
+def _first_words(error: Exception) -> str:
+    """What an error says first; of einops, which quotes the pattern first and says last what is wrong, both."""
+    lines = str(error).strip().splitlines() or [""]
+    if not isinstance(error, EinopsError):
+        return lines[0]
+    advice = ": it can find one length in a bracket, so give it the others" if "not infer" in lines[-1] else ""
+    return f"{lines[0].removesuffix('.')}: {lines[-1].strip().removesuffix('.')}{advice}"
 
 
 def _difference(got: Outcome, wanted: Outcome, compared: str = "") -> str:

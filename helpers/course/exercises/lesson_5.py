@@ -215,7 +215,21 @@ def _given_numbers(encoder: nn.Module, prefix_length, num_layers, num_heads, hea
     encoder.double().load_state_dict(
         {name: random_tensor(draw, *shape) / shape[-1] ** 0.5 for name, shape in wanted.items()}, strict=False
     )
-    return encoder.eval()()
+    given = encoder.eval()()
+    if isinstance(given, Tensor) and (missed := _without_gradient(encoder, given)):
+        raise UnreadableError(
+            f"no gradient reaches {', '.join(missed)}: detach(), .data or no_grad on the way would leave those numbers "
+            "untrained."
+        )
+    return given
+
+
+def _without_gradient(module: nn.Module, output: Tensor) -> list[str]:
+    """The names of the parameters that a loss on the output would not train."""
+    if not output.requires_grad:
+        return [name for name, _ in module.named_parameters()]
+    gradients = torch.autograd.grad(output.sum(), list(module.parameters()), allow_unused=True)
+    return [name for (name, _), gradient in zip(module.named_parameters(), gradients, strict=True) if gradient is None]
 
 
 check_prefix_encoder = Exercise(
@@ -244,6 +258,10 @@ check_prefix_encoder = Exercise(
         Mistake(
             _variant(unpack=lambda self, rows: _unpack_with_view_alone(rows, self.num_layers, self.num_heads)),
             "the rows were cut with view alone: unpack_prefix moves the slots behind the layers and heads.",
+        ),
+        Mistake(
+            _variant(unpack=lambda self, rows: _unpack_with_view_alone(rows, self.num_layers, self.num_heads)[:, :, 0]),
+            "the rows were cut with view alone, and without a batch axis: unpack_prefix(rows[None], ...) does both.",
         ),
         Mistake(
             _variant(layers=lambda self, *widths: PrefixEncoder.layers(self, *widths)[::2]),
