@@ -4,6 +4,7 @@ import copy
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -42,8 +43,12 @@ def pretrain(
     total_steps: int,
     bf16: bool = True,
     log: Callable[[str], None] = print,
+    checkpoint: Path | None = None,
 ) -> list[float]:
     """Train every weight of `model` for `total_steps` batches; returns the loss of each step.
+
+    With `checkpoint`, all is written there every 250 steps, and a run that finds the file goes on from it, to the same
+    weights: `batches` must be the same again.
 
     T5 initialises its embedding with standard deviation 1 and its query projections near
     (d_model * d_kv)^-0.5. One step size cannot serve both, so Adafactor multiplies the rate of each tensor by
@@ -62,8 +67,15 @@ def pretrain(
     device = next(model.parameters()).device
     model.train()
     losses: list[float] = []
+    resumable = {"model": model, "optimiser": optimiser, "schedule": schedule}
+    if checkpoint is not None and checkpoint.is_file():
+        held = torch.load(checkpoint, weights_only=True)
+        losses = held.pop("losses")
+        for name, state in held.items():
+            resumable[name].load_state_dict(state)
     start = time.perf_counter()
-    for step, batch in zip(range(total_steps), batches, strict=False):
+    done = len(losses)
+    for step, batch in zip(range(done, total_steps), islice(batches, done, None), strict=False):
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
         optimiser.zero_grad()
@@ -75,6 +87,10 @@ def pretrain(
         if (step + 1) % 100 == 0 or step + 1 == total_steps:
             recent = sum(losses[-100:]) / len(losses[-100:])
             log(f"step {step + 1}/{total_steps}: loss {recent:.4f}, {time.perf_counter() - start:.0f} s")
+        if checkpoint is not None and (step + 1) % 250 == 0:
+            states = {name: part.state_dict() for name, part in resumable.items()}
+            torch.save(states | {"losses": losses}, checkpoint.with_suffix(".part"))
+            checkpoint.with_suffix(".part").replace(checkpoint)
     if len(losses) < total_steps:
         raise ValueError(f"batches ended after {len(losses)} of total_steps={total_steps}")
     return losses
