@@ -8,7 +8,6 @@ on the number of processes; the exact match does not.
 import argparse
 import copy
 import csv
-import hashlib
 import inspect
 import json
 import math
@@ -16,7 +15,6 @@ import os
 import signal
 import sys
 import textwrap
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -43,6 +41,7 @@ from safetensors.torch import load_file
 from transformers import (
     DataCollatorForSeq2Seq,
     HfArgumentParser,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -57,20 +56,24 @@ from helpers._shapes import Pair
 from helpers.bases.load import BUNDLED_NAMES, load_base
 from helpers.bases.tasks import load_task
 from helpers.course.figures import curves, curves_sentence
-from helpers.tuning.attach import T5Prefix
-from helpers.tuning.engines import T5WithPrefix
-from helpers.tuning.families import SITES
+from helpers.tuning.attach import Prefix
+from helpers.tuning.continuation_trainer import ContinuationCollator, ContinuationTrainer
+from helpers.tuning.continuing import check_no_form, continuations, padding_of
+from helpers.tuning.engines import ModelWithPrefix
+from helpers.tuning.families import SITES, sites_of
 from helpers.tuning.pairs import data_set, hold_out, read_pairs
 from helpers.tuning.progress import Bar
+from helpers.tuning.resuming import checkpoint_to_resume, count_in_steps, settings_of
 from helpers.tuning.store import replace_file
 from helpers.tuning.training import exact_match, majority_baseline, one_thread_if_small
 
 USAGE = "python -m helpers.train --base NAME --train_file PAIRS.jsonl --output_dir FOLDER [options]"
 DESCRIPTION = """\
-Learn a prefix for a frozen T5 from a file with one {"source": "...", "target": "..."} a line. To try it:
+Learn a prefix for a frozen model from a file with one {"source": "...", "target": "..."} a line. To try it:
 python -m helpers.train --demo writes such a file, of German dates, and learns from it; with the options you add.
+The model is a T5, Llama, Qwen, Gemma, GPT-2, BART or a relative (the table in helpers/tuning/families.py).
 
-FOLDER then holds prefix/ (for T5Prefix.from_pretrained), scores.json, predictions.jsonl, loss.csv, loss.png and the
+FOLDER then holds prefix/ (for Prefix.from_pretrained), scores.json, predictions.jsonl, loss.csv, loss.png and the
 last checkpoints. The same command continues a run that was stopped. On several devices, write
 torchrun --nproc_per_node 2 -m helpers.train, or accelerate launch -m helpers.train, in place of python."""
 DEMO = {
@@ -81,6 +84,8 @@ DEMO = {
     "max_steps": 150,
     "eval_steps": 50,
 }
+
+
 COLUMNS = {  # of loss.csv, and what the Trainer calls them
     "step": "step",
     "loss": "loss",
@@ -94,7 +99,7 @@ COLUMNS = {  # of loss.csv, and what the Trainer calls them
 class PrefixArguments:
     """What is trained, and on what."""
 
-    base: str = HfArg(help=f"the frozen T5: {' or '.join(BUNDLED_NAMES)} (bundled), a folder, or a name on the hub")
+    base: str = HfArg(help=f"the frozen model: {' or '.join(BUNDLED_NAMES)} (bundled), a folder, or a name on the hub")
     train_file: str = HfArg(help="JSONL file of the pairs to learn")
     validation_file: str | None = HfArg(help="JSONL file of the pairs to evaluate on", default=None)
     validation_share: float = HfArg(
@@ -102,7 +107,21 @@ class PrefixArguments:
         default=0.1,
     )
     prefix_length: int = HfArg(help="slots at each site", default=20)
-    sites: list[str] = field(default_factory=lambda: list(SITES), metadata={"help": "attention sites with a prefix"})
+    sites: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": f"attention sites with a prefix, of {' '.join(SITES)}; all that the model has without this option"
+        },
+    )
+    separator: str | None = HfArg(
+        help="of a decoder alone, what stands between source and target: a new line without this option, or nothing if "
+        "the tokenizer ends each source with a token of its own",
+        default=None,
+    )
+    chat: bool = HfArg(
+        help="of a decoder alone, give it the source as the tokenizer's chat template writes what a user says",
+        default=False,
+    )
     mid_dim: int | None = HfArg(
         help="width of the reparameterising MLP; it wants a learning_rate of about 0.003", default=None
     )
@@ -176,7 +195,7 @@ class _ExactMatch:
         self.tokenizer, self.targets, self.texts = tokenizer, targets, []
 
     def __call__(self, prediction) -> dict[str, float]:
-        tokens = np.where(prediction.predictions < 0, self.tokenizer.pad_token_id, prediction.predictions)
+        tokens = np.where(prediction.predictions < 0, padding_of(self.tokenizer), prediction.predictions)
         texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         self.texts = texts[: len(self.targets)]  # several processes fill up their last batch
         return {"exact_match": exact_match(self.texts, self.targets)}
@@ -195,65 +214,6 @@ class _Watch(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not math.isfinite((logs or {}).get("loss", 0.0)):
             raise FloatingPointError(f"the loss is {logs['loss']} at step {state.global_step}: lower the learning_rate")
-
-
-def _settings(
-    ours: PrefixArguments, args: TrainingArguments, train: list[Pair], validation: list[Pair], prefix: T5Prefix
-) -> dict:
-    """What decides the numbers of a run: with the same, a run may be continued."""
-    ignored = {"train_file", "validation_file", "validation_share"}  # their content counts, below
-    settings = {name: value for name, value in asdict(ours).items() if name not in ignored}
-    for name in """
-        num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps learning_rate warmup_steps
-        lr_scheduler_type lr_scheduler_kwargs optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
-        max_grad_norm label_smoothing_factor seed data_seed bf16 world_size dataloader_drop_last
-        train_sampling_strategy neftune_noise_alpha
-    """.split():
-        settings[name] = getattr(args, name, None)
-    weights = {name: numbers for name, numbers in prefix.base.items() if name != "name"}
-    for name, content in {"training_pairs": train, "validation_pairs": validation, "base_weights": weights}.items():
-        settings[name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-    return json.loads(json.dumps(settings))  # as it will be read
-
-
-def _is_complete(checkpoint: Path, processes: int) -> bool:
-    """Whether the checkpoint was written to its end: each process its random numbers, the first then its state."""
-    names = ["rng_state.pth"] if processes == 1 else [f"rng_state_{index}.pth" for index in range(processes)]
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
-    return all(zipfile.is_zipfile(checkpoint / name) for name in names)
-
-
-def _checkpoint_to_resume(args: TrainingArguments, settings: dict) -> Path | None:
-    """The one asked for, or else the last whole one in output_dir, if it was made with the same settings.
-
-    Raises ValueError if it was not, or if the one asked for is not whole.
-    """
-    folder = Path(args.output_dir)
-    if args.resume_from_checkpoint:
-        asked_for = Path(args.resume_from_checkpoint)
-        if not _is_complete(asked_for, args.world_size):
-            raise ValueError(f"{asked_for} is no whole checkpoint of {args.world_size} process(es)")
-        return asked_for
-    numbered = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()}
-    if not numbered:
-        return None
-    try:
-        made_with = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        raise ValueError(
-            f"{folder} holds checkpoints of something else, for it has no readable run.json: give another output_dir"
-        ) from None
-    other = [f"{name} {made_with.get(name)!r}" for name in settings if made_with.get(name) != settings[name]]
-    if other:
-        raise ValueError(
-            f"{folder} holds checkpoints of a run with {', '.join(other)[:300]}: give another output_dir, delete this "
-            "one to start again, or name a checkpoint as resume_from_checkpoint to continue it with other settings"
-        )
-    latest_first = (numbered[step] for step in sorted(numbered, reverse=True))
-    return next((checkpoint for checkpoint in latest_first if _is_complete(checkpoint, args.world_size)), None)
 
 
 def write_history(folder: Path, log_history: Sequence[dict]) -> str:
@@ -299,16 +259,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say(f"loading {ours.base}")
             with args.main_process_first():  # which downloads for the others
                 model, tokenizer = load_base(ours.base)
-            prefix = T5Prefix.for_model(
+            form = _form(ours)
+            continues = _continues(model, tokenizer, form)
+            prefix = Prefix.for_model(
                 model,
                 prefix_length=ours.prefix_length,
-                sites=tuple(ours.sites),
+                sites=None if ours.sites is None else tuple(ours.sites),
                 mid_dim=ours.mid_dim,
                 dropout=ours.prefix_dropout,
                 init_std=ours.init_std,
             )
-            settings = _settings(ours, args, train, validation, prefix)
-            checkpoint = _checkpoint_to_resume(args, settings)
+            settings = settings_of(asdict(ours), args, train, validation, prefix)
+            checkpoint = checkpoint_to_resume(args, settings)
         except (OSError, TypeError, ValueError) as error:
             parser.error(" ".join(str(error).split()))
         folder = Path(args.output_dir)
@@ -321,16 +283,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"{len(train):,} pairs to learn, {len(validation):,} to evaluate on")
 
         if args.generation_max_length is None:
-            args.generation_max_length = ours.max_target_length + 1  # and the start token
+            args.generation_max_length = ours.max_target_length + (not continues)  # a T5 begins with a start token
         score = _ExactMatch(tokenizer, [target for _, target in validation])
-        limits = ours.max_source_length, ours.max_target_length
-        prefixed = T5WithPrefix(model, prefix)
-        trainer = Seq2SeqTrainer(
+        prefixed = ModelWithPrefix(model, prefix)
+        read = partial(
+            data_set,
+            tokenizer,
+            max_source_length=ours.max_source_length,
+            max_target_length=ours.max_target_length,
+            say=say,
+            form=form if continues else None,
+        )
+        trainer = (ContinuationTrainer if continues else Seq2SeqTrainer)(
             model=prefixed,
             args=args,
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model=prefixed),
-            train_dataset=data_set(tokenizer, train, *limits, say),
-            eval_dataset=data_set(tokenizer, validation, *limits, say) if validation else None,
+            data_collator=ContinuationCollator(tokenizer) if continues else DataCollatorForSeq2Seq(tokenizer, prefixed),
+            train_dataset=read(train),
+            eval_dataset=read(validation) if validation else None,
             processing_class=tokenizer,
             compute_metrics=score,
             callbacks=[_Watch()],
@@ -342,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if checkpoint:
             say(f"continuing from {checkpoint}")
             trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-            _count_in_steps(args, trainer.state)
+            count_in_steps(args, trainer.state)
     with _ended_by_interrupt(lambda: _reached(trainer.state, args, settings)), bar, one_thread_if_small(prefixed):
         if checkpoint and trainer.state.global_step >= trainer.state.max_steps and not args.resume_from_checkpoint:
             # All steps are done, and the Trainer would do one more.
@@ -405,13 +374,6 @@ def write_demo(path: Path, say: Callable[[str], None]) -> None:
     say(f"wrote {path}, {len(lines):,} lines such as {lines[0]}")
 
 
-def _count_in_steps(args: TrainingArguments, state: TrainerState) -> None:
-    """Turn shares of all steps into steps, as a checkpoint holds them; the Trainer would call the two a mismatch."""
-    counted = TrainerState()
-    counted.compute_steps(args, args.max_steps if args.max_steps > 0 else state.max_steps)
-    args.logging_steps, args.eval_steps, args.save_steps = counted.logging_steps, counted.eval_steps, counted.save_steps
-
-
 @contextmanager
 def _ended_by_interrupt(where: Callable[[], str]) -> Iterator[None]:
     """Within the block, an interrupt ends the process with status 130; the first of several says `where` it was."""
@@ -427,7 +389,7 @@ def _ended_by_interrupt(where: Callable[[], str]) -> Iterator[None]:
 
 def _reached(state: TrainerState, args: TrainingArguments, settings: dict) -> str:
     """At which step a run was stopped, and what the same command will do."""
-    checkpoint = _checkpoint_to_resume(args, settings)
+    checkpoint = checkpoint_to_resume(args, settings)
     following = f"continues from {checkpoint}" if checkpoint else "starts again, since no checkpoint is whole yet"
     step = f"at step {state.global_step} of {state.max_steps}" if state.max_steps else "before the first step"
     return f"{step}; the same command {following}"
@@ -436,11 +398,12 @@ def _reached(state: TrainerState, args: TrainingArguments, settings: dict) -> st
 def _use(ours: PrefixArguments, folder: Path, pairs: Sequence[Pair]) -> str:
     """Python that loads the prefix and generates for the shortest source, so that the lines stay short."""
     source = min((source for source, _ in pairs if source.strip()), key=len, default="")
+    options = "".join(f", {name}={value!r}" for name, value in _form(ours).items() if value)
     lines = f"""\
-from helpers import T5Prefix, generate_texts, load_base
+from helpers import Prefix, generate_texts, load_base
 model, tokenizer = load_base({ours.base!r})
-with T5Prefix.from_pretrained({str(folder / "prefix")!r}).attached(model):
-    print(generate_texts(model, tokenizer, [{source!r}], max_new_tokens={ours.max_target_length}))"""
+with Prefix.from_pretrained({str(folder / "prefix")!r}).attached(model):
+    print(generate_texts(model, tokenizer, [{source!r}], max_new_tokens={ours.max_target_length}{options}))"""
     # In a string, Python reads what a narrow terminal cannot show from its escape just as well.
     encoding = sys.stdout.encoding or "ascii"
     return lines.encode(encoding, "backslashreplace").decode(encoding)
@@ -464,6 +427,25 @@ def _check_engine(args: TrainingArguments) -> None:
         raise ValueError(
             "the scores come from generated texts: leave predict_with_generate and prediction_loss_only alone"
         )
+
+
+def _form(ours: PrefixArguments) -> dict:
+    """How a decoder alone is given a source: what `continuations` takes."""
+    return {"separator": ours.separator, "chat": ours.chat}
+
+
+def _continues(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, form: dict) -> bool:
+    """Whether the model is a decoder alone, which writes a target behind its source.
+
+    Raises ValueError for a model that writes no texts, and for a form of texts that it cannot have.
+    """
+    if model.config.is_encoder_decoder:
+        check_no_form(model, **form)
+        return False
+    if "decoder" not in sites_of(model):
+        raise ValueError(f"a {type(model).__name__} writes no texts, from which it could learn and be scored")
+    continuations(tokenizer, [("source", "target")], **form)
+    return True
 
 
 def _read_data(ours: PrefixArguments, args: TrainingArguments) -> tuple[list[Pair], list[Pair]]:

@@ -385,7 +385,7 @@ FAULTS = [
         "test_training.py",
     ),
     # the command
-    Fault("train.py", "_count_in_steps(args, trainer.state)\n", "pass\n", "test_train.py"),
+    Fault("train.py", "count_in_steps(args, trainer.state)\n", "pass\n", "test_train.py"),
     Fault("train.py", "        sys.exit(130)", "        sys.exit(1)", "test_train.py"),
     Fault("train.py", "os._exit(130)", "pass", "test_train.py"),
     Fault("train.py", "    trainer.state = TrainerState", "    state = TrainerState", "test_train.py"),

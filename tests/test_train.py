@@ -28,7 +28,7 @@ from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration, Tr
 from helpers import train
 from helpers.bases.load import load_base
 from helpers.bases.tasks import load_task
-from helpers.tuning import pairs, progress
+from helpers.tuning import pairs, progress, resuming
 from helpers.tuning.attach import T5Prefix
 from helpers.tuning.training import generate_texts
 
@@ -521,11 +521,11 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(folder, tmp_path, broken)
     train.main(arguments(folder, tmp_path, max_steps=2, save_steps=1))
     for ruin in (lambda path: os.truncate(path, path.stat().st_size // 2), Path.unlink):
         checkpoint = tmp_path / "checkpoint-2"
-        assert train._is_complete(checkpoint, 1) == (ruin is not Path.unlink)
+        assert resuming.is_complete(checkpoint, 1) == (ruin is not Path.unlink)
         ruin(checkpoint / broken)
-        assert not train._is_complete(checkpoint, 1)
-    assert train._is_complete(tmp_path / "checkpoint-1", 1)
-    assert not train._is_complete(tmp_path / "checkpoint-1", 2)
+        assert not resuming.is_complete(checkpoint, 1)
+    assert resuming.is_complete(tmp_path / "checkpoint-1", 1)
+    assert not resuming.is_complete(tmp_path / "checkpoint-1", 2)
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
@@ -641,7 +641,7 @@ def test_help_is_short_and_names_every_option_of_ours(capsys):
     assert all(f"  --{field.name}\n" in text for field in fields(train.PrefixArguments))
     for option in ("output_dir", "learning_rate", "max_steps", "seed", "resume_from_checkpoint", "bf16"):
         assert f"  --{option}\n" in text
-    assert "(default: encoder decoder cross)" in text
+    assert "attention sites with a prefix, of encoder decoder cross" in text
     assert "python -m helpers.train --demo" in text
     assert text.count("(required)") == 3
     assert len(text.splitlines()) < 100

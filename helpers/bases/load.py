@@ -1,4 +1,4 @@
-"""`load_base`: a bundled small T5, or any encoder-decoder of the Hugging Face hub."""
+"""`load_base`: a bundled small model, or one of the Hugging Face hub that writes texts."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     ByT5Tokenizer,
@@ -26,8 +28,9 @@ def load_base(name: str | os.PathLike | None = None) -> tuple[PreTrainedModel, P
     """A model in float32 and evaluation mode, and its tokenizer.
 
     None or "wordnet" is the bundled T5 on WordNet, "dates" the bundled byte-level T5 on dates; neither needs
-    a network. Anything else is a folder or a name on the hub, for `from_pretrained`. A hub that cannot be
-    reached raises OSError; another type than these raises TypeError.
+    a network. Anything else is a folder or a name on the hub, for `from_pretrained`: an encoder-decoder, or a decoder
+    alone. A hub that cannot be reached raises OSError, a model that writes no texts ValueError; another type than these
+    raises TypeError.
     """
     if name is None:
         name = "wordnet"
@@ -37,7 +40,9 @@ def load_base(name: str | os.PathLike | None = None) -> tuple[PreTrainedModel, P
         return _load_bundled(name)
     if not Path(name).is_dir():
         _check_reachable(str(name))
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(name)
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = auto_class.from_pretrained(name, dtype=torch.float32)
     return model.eval(), AutoTokenizer.from_pretrained(name)
 
 

@@ -159,6 +159,10 @@ class ModelWithPrefix(nn.Module):
         shifts = self.model.loss_function is ForCausalLMLoss and not self.config.is_encoder_decoder
         return labels[..., 1:] if shifts else labels
 
+    def _get_name(self) -> str:
+        """The model's name for a decoder alone: by it, the Trainer knows that label smoothing has to shift labels."""
+        return type(self).__name__ if self.config.is_encoder_decoder else type(self.model).__name__
+
     def generate(self, *args, **kwargs):
         """The model's `generate`, with the prefix; of weights that are sharded (FSDP2), in every process."""
         gather_for(self, "_generate")

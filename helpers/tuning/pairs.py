@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from helpers._shapes import Pair
+from helpers.tuning.continuing import continuations, cut_continuations
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
@@ -82,18 +83,26 @@ def data_set(
     max_source_length: int,
     max_target_length: int,
     say: Callable[[str], None],
+    form: dict | None = None,
 ) -> list[dict]:
-    """The tokens of each pair; says how many texts are cut, or cannot be written with the tokenizer."""
-    sources, targets = zip(*pairs, strict=True)
-    limits = {"sources": (sources, max_source_length), "targets": (targets, max_target_length)}
-    columns = []
-    for name, (texts, length) in limits.items():
-        tokens, cut = encode(tokenizer, texts, length)
-        columns.append(tokens)
+    """The tokens of each pair; says how many texts are cut, or cannot be written with the tokenizer.
+
+    `form` is None for an encoder-decoder, and for a decoder alone what `continuations` takes.
+    """
+    limits = {"sources": max_source_length, "targets": max_target_length}
+    if form is None:
+        columns = [
+            encode(tokenizer, texts, most)
+            for texts, most in zip(zip(*pairs, strict=True), limits.values(), strict=True)
+        ]
+    else:
+        columns = cut_continuations(continuations(tokenizer, pairs, **form), *limits.values())
+    for (_, cut), (name, most) in zip(columns, limits.items(), strict=True):
         if cut:
-            say(f"note: {cut:,} of {len(texts):,} {name} are longer than {length} tokens and are cut")
-    written = tokenizer.batch_decode(columns[1][:1000], skip_special_tokens=True)
-    lost = sum(text.strip() != target.strip() for text, target in zip(written, targets, strict=False))
+            say(f"note: {cut:,} of {len(pairs):,} {name} are longer than {most} tokens and are cut")
+    sources, targets = (tokens for tokens, _ in columns)
+    written = tokenizer.batch_decode(targets[:1000], skip_special_tokens=True)
+    lost = sum(text.strip() != target.strip() for text, (_, target) in zip(written, pairs, strict=False))
     if lost:
         say(f"note: {lost:,} of {len(written):,} targets cannot be written exactly with this tokenizer and this length")
-    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]

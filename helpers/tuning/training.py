@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from helpers._checks import check_share, check_texts
 from helpers._shapes import Pair
+from helpers.tuning.continuing import check_no_form, collate_continuations, continuations, sources_of, stops_of
 from helpers.tuning.lean_t5 import LeanT5
 from helpers.tuning.losses import labelled_loss
 from helpers.tuning.routing import attached_prefix, has_dropout_on
@@ -56,6 +58,14 @@ def collate(tokenizer, pairs: Sequence[Pair], device: torch.device | str = "cpu"
     }
 
 
+def _collate_for(model: nn.Module, tokenizer, device, pairs: Sequence[Pair], **form) -> dict[str, Tensor]:
+    """A batch in the form that the model learns from; `form` is what only a decoder alone has."""
+    if not model.config.is_encoder_decoder:
+        return collate_continuations(tokenizer, continuations(tokenizer, pairs, **form), device)
+    check_no_form(model, **form)
+    return collate(tokenizer, pairs, device)
+
+
 def linear_warmup_decay(steps: int, warmup: float = 0.05) -> Callable[[int], float]:
     """The factor of the learning rate at each step: up to 1 over the first `warmup` share, then down to 0 linearly.
 
@@ -86,8 +96,12 @@ def fit(
     cache_encoder: bool = False,
     lean: bool = False,
     interactive: bool = False,
+    separator: str | None = None,
+    chat: bool = False,
 ) -> list[float]:
     """Train `parameters` so that `model` turns sources into targets; returns the loss of every step.
+
+    A decoder alone learns to write the target behind the source; the loss counts the target's tokens.
 
     AdamW without weight decay, 5 % warm-up, linear decay, gradients clipped to norm `clip`. The batches are drawn
     from `pairs` in an order that depends on `seed` alone. The model stays in the mode it is in: a frozen base in
@@ -104,6 +118,7 @@ def fit(
         interactive: for a notebook. One printed line grows with the steps. And an interrupt (a notebook's stop button,
             Ctrl-C) ends the training after the running step, not the cell: the parameters keep what they have learned,
             the losses so far are returned. Works in Python's main thread only.
+        separator, chat: of a decoder alone, what stands between source and target; see `continuations`.
 
     Raises ValueError without pairs or without a parameter that requires a gradient, with `cache_encoder` where the
     encoder's output would change during training, or with `lean` where no prefix is attached; and what LeanT5 raises.
@@ -116,6 +131,7 @@ def fit(
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
     device = next(model.parameters()).device
+    batch_of = partial(_collate_for, model, tokenizer, device, separator=separator, chat=chat)
     draw = random.Random(seed)
     lean_model = _lean(model) if lean else None
     plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
@@ -125,7 +141,7 @@ def fit(
         with _watched(steps) if interactive else nullcontext(range(steps)) as counted:
             for _ in counted:
                 chosen = draw.choices(range(len(pairs)), k=batch_size)
-                batch = collate(tokenizer, [pairs[index] for index in chosen], device)
+                batch = batch_of([pairs[index] for index in chosen])
                 rows = None if encoded is None else torch.cat([encoded[index] for index in chosen])
                 if lean:
                     loss = lean_model(batch, encoded=rows)
@@ -239,6 +255,10 @@ def _padded(rows: Tensor, attention_mask: Tensor) -> BaseModelOutput:
 @torch.no_grad()
 def _encode_all(model: nn.Module, tokenizer, sources: Sequence[str], lean_model: LeanT5 | None) -> list[Tensor]:
     """The encoder's output `[source, d_model]` for each source, without its padding."""
+    if not model.config.is_encoder_decoder:
+        raise ValueError(
+            f"a {type(model).__name__} has no encoder whose output could be cached: leave cache_encoder out"
+        )
     prefix = attached_prefix(model)
     trained = any(parameter.requires_grad for parameter in model.encoder.parameters())
     dropout = has_dropout_on(model.encoder)
@@ -259,20 +279,37 @@ def _encode_all(model: nn.Module, tokenizer, sources: Sequence[str], lean_model:
 
 @torch.no_grad()
 def generate_texts(
-    model, tokenizer, sources: Sequence[str], *, batch_size: int = 128, max_new_tokens: int = 64, **generate_options
+    model,
+    tokenizer,
+    sources: Sequence[str],
+    *,
+    batch_size: int = 128,
+    max_new_tokens: int = 64,
+    separator: str | None = None,
+    chat: bool = False,
+    **generate_options,
 ) -> list[str]:
-    """The model's text for each source, in the given order.
+    """The model's text for each source, in the given order; of a decoder alone, what it writes behind the source.
 
-    Greedy, unless `generate_options` or the model's own generation config say otherwise. The model stays in the mode
-    it is in: put it, and an attached prefix, in eval mode first.
+    `separator` and `chat` are those that it was trained with (see `continuations`). Greedy, unless `generate_options`
+    or the model's own generation config say otherwise. The model stays in the mode it is in: put it, and an attached
+    prefix, in eval mode first.
     """
     check_texts(sources=sources)
     texts = []
     with one_thread_if_small(model):
         for start in range(0, len(sources), batch_size):
-            batch = tokenizer(list(sources[start : start + batch_size]), padding=True, return_tensors="pt")
-            output = model.generate(**batch.to(model.device), max_new_tokens=max_new_tokens, **generate_options)
-            texts += tokenizer.batch_decode(output, skip_special_tokens=True)
+            some = list(sources[start : start + batch_size])
+            if model.config.is_encoder_decoder:
+                check_no_form(model, separator, chat)
+                batch, begin = tokenizer(some, padding=True, return_tensors="pt").to(model.device), 0
+            else:
+                pairs = continuations(tokenizer, [(source, "") for source in some], separator=separator, chat=chat)
+                batch = sources_of(collate_continuations(tokenizer, pairs, model.device))
+                begin = batch["input_ids"].shape[1]
+                generate_options = stops_of(model, tokenizer) | generate_options
+            output = model.generate(**batch, max_new_tokens=max_new_tokens, **generate_options)
+            texts += tokenizer.batch_decode(output[:, begin:], skip_special_tokens=True)
     return texts
 
 
