@@ -454,6 +454,42 @@ FAULTS = [
         'states = encoder.embed_tokens(batch["input_ids"][tokens]).requires_grad_(True)',
         "test_costs.py",
     ),
+    # a decoder alone learns to write behind a source
+    Fault(
+        "tuning/continuing.py",
+        "labels[row, len(given) : end] = torch.tensor(target)",
+        "labels[row, :end] = input_ids[row, :end]",
+        "test_continuing.py",
+    ),
+    Fault("tuning/continuing.py", ">= longest - lengths", "< lengths", "test_continuing.py"),
+    Fault("tuning/continuing.py", "[tokenizer.eos_token_id, *own]", "own", "test_continuing.py"),
+    Fault("tuning/continuing.py", 'batch["attention_mask"].bool() & (', "(", "test_continuing.py"),
+    Fault("tuning/continuing.py", "each[-max_source_length:]", "each[:max_source_length]", "test_continuing.py"),
+    Fault(
+        "tuning/continuing.py",
+        "[*each[: max_target_length - 1], each[-1]]",
+        "each[:max_target_length]",
+        "test_continuing.py",
+    ),
+    Fault(
+        "tuning/continuing.py",
+        '.input_ids[-1] == end else "\\n"',
+        '.input_ids[-1] == end else ""',
+        "test_continuing.py",
+    ),
+    Fault("tuning/continuing.py", "add_generation_prompt=True", "add_generation_prompt=False", "test_continuing.py"),
+    Fault("tuning/continuation_trainer.py", '[:, sources["input_ids"].shape[1] :]', "", "test_continuing.py"),
+    Fault("tuning/training.py", "output[:, begin:]", "output", "test_continuing.py"),
+    Fault(
+        "tuning/engines.py",
+        "type(self).__name__ if self.config.is_encoder_decoder else",
+        "type(self).__name__ if True else",
+        "test_continuing.py",
+    ),
+    Fault("train.py", 'if "decoder" not in sites_of(model):', "if False:", "test_continuing.py"),
+    Fault("train.py", "for name, value in _form(ours).items() if value", "for name, value in ()", "test_continuing.py"),
+    Fault("tuning/resuming.py", 'own["chat"] or None', "None", "test_continuing.py"),
+    Fault("bases/load.py", "if config.is_encoder_decoder else", "if True else", "test_continuing.py"),
     # exchanged with peft
     Fault("tuning/peft_prefix.py", "[2 * layer % pairs if", "[layer % pairs if", "test_peft_prefix.py"),
     Fault(

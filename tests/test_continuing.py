@@ -1,7 +1,11 @@
 """Pairs for a decoder alone: batches, generation, `fit`, and the command line."""
 
+import csv
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,7 +29,7 @@ from helpers.tuning.pairs import data_set
 
 LETTERS = "abcdefg"
 PAIRS = [(LETTERS[number % 3 : 3 + number % 4], LETTERS[number % 5] * (1 + number % 2)) for number in range(24)]
-TEMPLATE = "{% for said in messages %}<{{ said.role }}>{{ said.content }}{% endfor %}<answer>"
+TEMPLATE = "{% for said in messages %}<{{ said.role }}>{{ said.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
 
 
 def tokenizer_of_letters(**tokens) -> PreTrainedTokenizerFast:
@@ -226,6 +230,25 @@ def test_the_command_goes_on_where_it_stopped(folder, tmp_path):
     train.main(command(folder, tmp_path / "stopped"))
     (whole, stopped) = (load_file(next((tmp_path / n / "prefix").glob("*.safetensors"))) for n in ("whole", "stopped"))
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def test_two_processes_learn_and_score_what_one_does(folder, tmp_path):
+    """Each pads its own batches, and each writes behind its own sources."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = {"optim": "sgd", "learning_rate": 3.0, "max_steps": 2, "validation_share": 0.3}
+    two = command(folder, tmp_path / "two", **options, per_device_eval_batch_size=2)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": os.devnull}
+    subprocess.run([*launch, "-m", "helpers.train", *two], env=environment, check=True, capture_output=True)
+    train.main(command(folder, tmp_path / "one", **{**options, "per_device_train_batch_size": 8}))
+    losses = []
+    for name in ("one", "two"):
+        with (tmp_path / name / "loss.csv").open(encoding="utf-8", newline="") as file:
+            losses.append([float(row["loss"]) for row in csv.DictReader(file)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 2
+    predictions = [(tmp_path / name / "predictions.jsonl").read_text(encoding="utf-8") for name in ("one", "two")]
+    assert predictions[0] == predictions[1]
+    assert len(predictions[0].splitlines()) == 7
 
 
 def refused(capsys, arguments) -> str:
