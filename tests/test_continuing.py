@@ -29,7 +29,10 @@ from helpers.tuning.pairs import data_set
 
 LETTERS = "abcdefg"
 PAIRS = [(LETTERS[number % 3 : 3 + number % 4], LETTERS[number % 5] * (1 + number % 2)) for number in range(24)]
-TEMPLATE = "{% for said in messages %}<{{ said.role }}>{{ said.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+TEMPLATE = (
+    "{% for said in messages %}<{{ said.role }}>{{ said.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<answer>{% endif %}"
+)
 
 
 def tokenizer_of_letters(**tokens) -> PreTrainedTokenizerFast:
@@ -230,6 +233,11 @@ def test_the_command_goes_on_where_it_stopped(folder, tmp_path):
     train.main(command(folder, tmp_path / "stopped"))
     (whole, stopped) = (load_file(next((tmp_path / n / "prefix").glob("*.safetensors"))) for n in ("whole", "stopped"))
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def test_a_run_is_not_continued_in_another_form(folder, tmp_path, capsys):
+    train.main(command(folder, tmp_path, "chat", chat=True))
+    assert "holds checkpoints of a run with chat True" in refused(capsys, command(folder, tmp_path, "chat"))
 
 
 def test_two_processes_learn_and_score_what_one_does(folder, tmp_path):
