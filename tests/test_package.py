@@ -130,7 +130,10 @@ def test_the_commands_for_contributors_name_files_that_exist():
 
 
 def test_the_readmes_ten_lines_do_what_they_promise(tmp_path):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
+    code, for_other_models = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    imported, *calls = ast.parse(for_other_models).body  # they need the hub
+    assert {name.name for name in imported.names} <= set(helpers.__all__)
+    assert len(calls) == 4
     lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
     assert 5 <= len(lines) <= 14
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # faster for a model this small
