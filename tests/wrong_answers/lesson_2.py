@@ -71,8 +71,6 @@ WRONG_ANSWERS = {
         (lambda hidden, heads: several(hidden, heads[:, [1, 0, 2]]), "Your output 0 has the right shape"),
     ],
     "check_other_gift": [
-        (5 / 14, "round it to two decimals"),
-        (0.357, "round it to two decimals"),
         (36, "a number from 0 to 1"),
         (0.25, "One time in seven they are for the same"),
         (0.14, "Otherwise it is right now and then"),

@@ -85,10 +85,6 @@ check_other_gift = Prediction(
     right=0.36,
     because="1/7 + 6/7 * 1/4 = 0.357: the same guest, or else another guest with the same gift.",
     mistakes=[
-        *(
-            (unrounded, "the right number: round it to two decimals.")
-            for unrounded in (0.357, 5 / 14, 1 / 7 + 6 / 7 / 4, 1 / 7 + 6 / 7 * 1 / 4, 1 / 7 + 6 / 7 * (1 / 4))
-        ),
         (36, "as a share, please: a number from 0 to 1."),
         (0.25, "one in four is right if the wishes are for different guests. One time in seven they are for the same."),
         (0.14, "that is how often both wishes are for the same guest. Otherwise it is right now and then, too."),
@@ -204,8 +200,8 @@ check_merge_heads = Exercise(
         ),
         Mistake(
             lambda x: x.transpose(1, 2).view(x.shape[0], x.shape[2], -1),
-            "view refuses a transposed tensor, whose numbers lie in another order in memory: use reshape, or "
-            "contiguous() before view.",
+            "view cannot join heads and features here, which lie apart in memory after the transpose: use reshape, "
+            "or contiguous() before view.",
         ),
         Mistake(
             lambda x: x.mT.reshape(x.shape[0], x.shape[2], -1),

@@ -121,10 +121,12 @@ def attention_layer_sentence(
     facts = [f"highlighted {'is' if len(lit) == 1 else 'are'} {listed([names[part] for part in lit])}"] if lit else []
     if into:
         facts.append(f"{listed(phrases(into))} {'goes' if len(into) == 1 and into != ['hidden'] else 'go'} in")
-    if inside:
-        facts.append(f"{phrases(inside)[-1]} {'come' if names[inside[-1]].endswith('s') else 'comes'} out")
-    if everything and inside[:-1]:
-        facts.append(f"on the way {'is' if len(inside) == 2 else 'are'} {listed(phrases(inside[:-1]))}")
+    out = [part for part in inside if part not in ("w_q", "w_k", "w_v", "w_o")][-1:]  # matrices stay where they are
+    on_the_way = [part for part in inside if part not in out]
+    if out:
+        facts.append(f"{phrases(out)[0]} {'come' if names[out[0]].endswith('s') else 'comes'} out")
+    if everything and on_the_way:
+        facts.append(f"on the way {'is' if len(on_the_way) == 1 else 'are'} {listed(phrases(on_the_way))}")
     if everything:
         facts.append(f"drawn from top to bottom are {listed([names[part] for part in drawn])}")
     return f"{title or 'The attention layer'}: {'; '.join(facts) or 'nothing is highlighted'}."
