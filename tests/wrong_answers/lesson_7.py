@@ -56,6 +56,25 @@ WRONG_ANSWERS = {
             "labels were shifted too",
         ),
         (
+            lambda ids, mask, start: (ids, shifted_right(labels_of(ids, mask), start)),
+            "the labels were shifted, and not",
+        ),
+        (
+            lambda ids, mask, start: (ids, shifted_right(labels_of(ids, mask), -100)),
+            "the labels were shifted, and not",
+        ),
+        (
+            lambda ids, mask, start: (shifted_right(ids, start), shifted_right(labels_of(ids, mask), -100)),
+            "the labels were shifted too",
+        ),
+        (
+            lambda ids, mask, start: (
+                ids,
+                torch.cat([labels_of(ids, mask)[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1),
+            ),
+            "nobody learns to write the first token",
+        ),
+        (
             lambda ids, mask, start: (torch.cat([0 * ids[:, :1] + start, ids], dim=1), labels_of(ids, mask)),
             "one longer than the labels",
         ),
@@ -68,6 +87,7 @@ WRONG_ANSWERS = {
         (3 * 2 * 5 * 192, "a key and a value"),
         (2 * 2 * 5 * 192, "this is one site"),
         (3 * 2 * 2 * 192, "this is one slot"),
+        (3 * 2 * 2 * 5 * 48, "this is one head"),
         (3 * 2 * 2 * 5 * 128, "d_model"),
         (3 * 4 * 2 * 5 * 192, "four layers at each site"),
         (1000, "not what comes out"),
@@ -81,6 +101,7 @@ WRONG_ANSWERS = {
         (step_first, "steps before backward"),
         (loss_behind_the_step, "you returned the loss after the step"),
         (base_moves_too, "What your steps give 0 has the right shape"),
+        (step, "return the loss as a number"),
         (lambda model, prefix, optimizer, batch: prefix(model), "raised NotImplementedError: Module"),
     ],
     "check_months": [
@@ -88,7 +109,8 @@ WRONG_ANSWERS = {
         (["right"] * 4, "never seen"),
         (["wrong", "wrong", "right", "right"], "the other two"),
         (("right", "wrong", "wrong", "wrong"), "Look at Oktober"),
-        (["right", "right", "right", "wrong"], "Look at Dezember"),
+        (["Right", "right", "right", "wrong"], "Look at Dezember"),
+        ([True, True, False, False], "in quotation marks"),
         (["wrong", "right", "right", "wrong"], "not what comes out"),
     ],
 }

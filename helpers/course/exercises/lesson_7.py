@@ -3,19 +3,30 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.course.exercises.checking import Exercise, Mistake, Outcome, Prediction, random_tensor
+from helpers.course.exercises.checking import (
+    CORRECT,
+    WRONG,
+    Exercise,
+    Mistake,
+    Outcome,
+    Prediction,
+    Verdict,
+    random_tensor,
+)
 
 check_count = Prediction(
     right=11_520,
     because="3 sites, 2 layers, a key and a value in each, 5 slots, and 4 * 48 numbers in one of them.",
     mistakes=[
         (3840, "this is one site; the prefix has three."),
+        (2880, "this is one head; a layer has four, of 48 numbers each."),
         (5760, "a slot has a key and a value."),
         (7680, "this is with a width of 128, d_model; keys and values are num_heads * d_kv = 192 wide."),
         (2304, "this is one slot; the prefix has five."),
@@ -88,6 +99,18 @@ class _StepExercise(Exercise):
             return torch.stack([torch.as_tensor(loss).detach() for loss in losses]), prefix.slot.detach()
 
         return super()._outcome(run, toy)
+
+    def judge(self, answer: Callable) -> Verdict:
+        returned = []
+
+        def watched(*given):
+            returned.append(answer(*given))
+            return returned[-1]
+
+        verdict = super().judge(wraps(answer)(watched))
+        if verdict.state == CORRECT and any(isinstance(loss, Tensor) and loss.requires_grad for loss in returned):
+            return Verdict(WRONG, "return the loss as a number, loss.item(): as it is, it keeps all of its step.")
+        return verdict
 
 
 def _step(model, prefix, optimizer, batch) -> float:
@@ -171,7 +194,7 @@ check_training_step = _StepExercise(
         ),
         Mistake(
             _without_step,
-            "the prefix has not moved. Is optimizer.step() missing, or zero_grad() called between backward and step?",
+            "the prefix has not moved. Is backward() missing, or optimizer.step(), or is zero_grad() between the two?",
         ),
         Mistake(
             _without_prefix,
@@ -185,7 +208,18 @@ check_training_step = _StepExercise(
 )
 
 
-check_months = Prediction(
+class _Words(Prediction):
+    """A prediction of words, whatever their capitals."""
+
+    def judge(self, expected) -> Verdict:
+        if isinstance(expected, list | tuple):
+            if any(isinstance(word, bool) for word in expected):
+                return Verdict(WRONG, 'write "right" or "wrong" for each, in quotation marks.')
+            expected = [word.lower() if isinstance(word, str) else word for word in expected]
+        return super().judge(expected)
+
+
+check_months = _Words(
     right=["right", "right", "wrong", "wrong"],
     because="juli and oktober the base has written for other languages; Dezember and März are spelled so in none.",
     mistakes=[
@@ -258,6 +292,28 @@ check_teacher_forcing = Exercise(
                 _behind_start(ids.masked_fill(mask == 0, -100), start),
             ),
             "the labels were shifted too: at position 0 the decoder reads the start token and writes the first token.",
+        ),
+        *(
+            Mistake(
+                lambda ids, mask, start, first=first: (
+                    ids,
+                    F.pad(ids.masked_fill(mask == 0, -100)[:, :-1], (1, 0), value=start if first is None else first),
+                ),
+                "the labels were shifted, and not the decoder's input: place i reads token i - 1 and writes token i.",
+            )
+            for first in (None, -100)
+        ),
+        Mistake(
+            lambda ids, mask, start: (
+                _behind_start(ids, start),
+                F.pad(ids.masked_fill(mask == 0, -100)[:, :-1], (1, 0), value=-100),
+            ),
+            "the labels were shifted too: at position 0 the decoder reads the start token and writes the first token.",
+        ),
+        Mistake(
+            lambda ids, mask, start: (ids, F.pad(ids.masked_fill(mask == 0, -100)[:, 1:], (0, 1), value=-100)),
+            "place i reads token i and writes token i + 1, so that nobody learns to write the first token, behind the "
+            "start token.",
         ),
         Mistake(
             lambda ids, mask, start: (F.pad(ids, (1, 0), value=start), ids.masked_fill(mask == 0, -100)),
