@@ -96,6 +96,8 @@ def float64_throughout():
 
 
 def make_model(family="t5", *, seed=0, dtype=torch.float64, implementation="sdpa", noise=0.3, **sizes):
+    if family == "umt5" and Version(transformers.__version__) < Version("5.24"):
+        pytest.skip("the oldest transformers does not mark the self-attention of UMT5's decoder as causal")
     config_class, model_class, extra = FAMILIES[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**SIZES, **extra, **sizes})).eval()
@@ -170,16 +172,14 @@ def test_forward_equals_the_oracle(family, implementation):
         assert difference(got.logits, without["logits"]) > 1e-2, "the prefix had no effect"
 
 
-def test_a_decoder_that_does_not_say_that_it_is_causal():
-    """UMT5 in transformers 5.15: its self-attention and cross-attention differ in their place alone."""
+def test_a_decoder_that_does_not_say_that_it_is_causal_is_refused():
+    """UMT5 in transformers 5.15, whose tokens see later ones without a prefix too."""
     model = make_model()
+    prefix = make_prefix(model)
     for block in model.decoder.block:
         block.layer[0].SelfAttention.is_causal = False
-    prefix = make_prefix(model)
-    inputs = make_inputs()
-    with prefix.attached(model):
-        got = model(**inputs)
-    assert difference(got.logits, oracle.t5(model, **inputs, prefixes=by_site(prefix))["logits"]) < 1e-10
+    with pytest.raises(ValueError, match="does not mark the self-attention of a T5Stack's decoder as causal"):
+        prefix.attach(model)
 
 
 @pytest.mark.parametrize("sites", [c for n in (1, 2, 3) for c in itertools.combinations(SITES, n)])
@@ -1213,6 +1213,7 @@ def test_torch_compile_fullgraph():
     assert result.stdout == "compiled\n", result.stderr[-3000:]
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.12"), reason="torch 2.11 exports no module of others")
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_torch_export_with_open_lengths(implementation):
     """Of the batch, the source and the target. In a process of its own, as above."""

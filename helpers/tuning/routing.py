@@ -268,6 +268,8 @@ def _installed(prefix: nn.Module, model: nn.Module, *, alone: bool = False) -> H
     own_stacks = {sites[site].stack: None for site in prefix.sites}  # two sites share the decoder
     for name in prefix.sites:  # all checked before any stack is touched
         _check_configs(sites[name])
+    if "decoder" in sites:
+        _check_causal(sites["decoder"])
     routes = [routed_twin(stack) for stack in own_stacks]
     for stack, route in zip(own_stacks, routes, strict=True):
         put_signs(stack, sites)
@@ -306,6 +308,16 @@ def _check_configs(site: Site) -> None:
             raise ValueError(
                 f"the {type(attention).__name__} of layer {layer} has a config of its own, and would not hear of the "
                 "prefix: give it its model's, attention.config = model.config"
+            )
+
+
+def _check_causal(site: Site) -> None:
+    """UMT5's decoder in transformers 5.15 makes no causal mask: its tokens see those that come later."""
+    for attention in site.attentions:
+        if hasattr(attention, "has_relative_attention_bias") and not attention.is_causal:
+            raise ValueError(
+                f"this version of transformers does not mark the self-attention of a {type(site.stack).__name__}'s "
+                "decoder as causal, so that its tokens see those that come later: update transformers"
             )
 
 
