@@ -490,6 +490,8 @@ FAULTS = [
     Fault("train.py", "for name, value in _form(ours).items() if value", "for name, value in ()", "test_continuing.py"),
     Fault("tuning/resuming.py", 'own["chat"] or None', "None", "test_continuing.py"),
     Fault("bases/load.py", "if config.is_encoder_decoder else", "if True else", "test_continuing.py"),
+    Fault("tuning/losses.py", "F.pad(labels[:, 1:], (0, 1), value=-100)", "labels * 1", "test_continuing.py"),
+    Fault("tuning/losses.py", "args[0][labelled],)", "args[0][labels > 4],)", "test_continuing.py"),
     # exchanged with peft
     Fault("tuning/peft_prefix.py", "[2 * layer % pairs if", "[layer % pairs if", "test_peft_prefix.py"),
     Fault(

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from families_oracle import make_model as make_family
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -25,6 +26,7 @@ from transformers import (
 
 from helpers import ModelWithPrefix, Prefix, fit, generate_texts, load_base, train
 from helpers.tuning.continuing import collate_continuations, continuations, cut_continuations, sources_of
+from helpers.tuning.losses import has_labelled_loss, labelled_loss
 from helpers.tuning.pairs import data_set
 
 LETTERS = "abcdefg"
@@ -141,6 +143,26 @@ def test_the_loss_counts_each_token_of_the_targets_and_nothing_else():
             shares = model(torch.tensor([[*given, *target]])).logits[0].log_softmax(dim=-1)
             by_hand += [-shares[len(given) + place - 1, token] for place, token in enumerate(target)]
     torch.testing.assert_close(got, torch.stack(by_hand).mean())
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT-2", "Gemma 2", "GPT-OSS", "Phi-3"])
+def test_the_labelled_loss_is_the_models_own(family):
+    """With the logits of the labelled tokens alone; Gemma's are capped behind its head."""
+    model = make_family(family)
+    prefix = Prefix.for_model(model, init_std=1.0).double()
+    batch = collate_continuations(ByT5Tokenizer(), [([5, 6, 7], [8, 9]), ([4], [3, 2, 1]), ([9] * 6, [30, 7])])
+    widths, hook = [], lambda *given: widths.append(given[2].shape[:-1].numel())
+    with prefix.attached(model):
+        found = []
+        for loss_of in (lambda: model(**batch).loss, lambda: labelled_loss(model, batch)):
+            with model.get_output_embeddings().register_forward_hook(hook):
+                loss = loss_of()
+            found.append((loss.detach(), *torch.autograd.grad(loss, list(prefix.parameters()))))
+    assert has_labelled_loss(model)
+    for own, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), own.double(), rtol=1e-5, atol=1e-6)
+    assert widths == [3 * 8, 2 + 3 + 2]
+    assert not model.get_output_embeddings()._forward_pre_hooks
 
 
 def test_each_text_is_what_is_written_alone():

@@ -6,6 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers import (
+    MT5ForConditionalGeneration,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+    UMT5ForConditionalGeneration,
+)
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from helpers._shapes import Float, Shaped
 
@@ -20,18 +27,32 @@ def labelled_loss(model: nn.Module, batch: Mapping) -> Tensor:
     it puts a hook on its head.
 
     Args:
-        model: a T5 of transformers with a language modelling head.
-        batch: what the model takes; `labels` `[batch, target]`.
+        model: a T5 of transformers, or a decoder alone, with a language modelling head (see `has_labelled_loss`).
+        batch: what the model takes; `labels` `[batch, target]`, or of a decoder alone as long as its text.
     """
     inputs = dict(batch)
     labels = inputs.pop("labels")
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    else:
+        labels = F.pad(labels[:, 1:], (0, 1), value=-100)  # each token writes the next one
+        inputs["use_cache"] = False
     labelled = labels != -100
-    hook = model.lm_head.register_forward_pre_hook(lambda _, args: (args[0][labelled],))
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, args: (args[0][labelled],))
     try:
-        logits = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels)).logits
+        logits = model(**inputs).logits
     finally:
         hook.remove()
     return F.cross_entropy(logits.float(), labels[labelled])
+
+
+def has_labelled_loss(model: nn.Module) -> bool:
+    """Whether the model's own loss is the one that `labelled_loss` computes: it is a T5, or a decoder alone."""
+    if isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration):
+        return True
+    is_plain = isinstance(model, PreTrainedModel) and not model.config.is_encoder_decoder
+    return is_plain and model.loss_function is ForCausalLMLoss and model.get_output_embeddings() is not None
 
 
 def frozen_cross_entropy(

@@ -12,14 +12,13 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import MT5ForConditionalGeneration, T5ForConditionalGeneration, UMT5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from helpers._checks import check_share, check_texts
 from helpers._shapes import Pair
 from helpers.tuning.continuing import check_no_form, collate_continuations, continuations, sources_of, stops_of
 from helpers.tuning.lean_t5 import LeanT5
-from helpers.tuning.losses import labelled_loss
+from helpers.tuning.losses import has_labelled_loss, labelled_loss
 from helpers.tuning.routing import attached_prefix, has_dropout_on
 
 SMALL = 10_000_000
@@ -134,7 +133,7 @@ def fit(
     batch_of = partial(_collate_for, model, tokenizer, device, separator=separator, chat=chat)
     draw = random.Random(seed)
     lean_model = _lean(model) if lean else None
-    plain = isinstance(model, T5ForConditionalGeneration | MT5ForConditionalGeneration | UMT5ForConditionalGeneration)
+    plain = has_labelled_loss(model)
     losses = []
     with one_thread_if_small(model):
         encoded = _encode_all(model, tokenizer, [source for source, _ in pairs], lean_model) if cache_encoder else None

@@ -1,4 +1,5 @@
-"""The benchmarks: `python tests/benchmarks/run.py [attention] [step] [length] [shape] [generate] [start]`; none = all.
+"""The benchmarks: `python tests/benchmarks/run.py [attention] [step] [length] [shape] [generate] [decoder] [start]`;
+none = all.
 
 Prints a table for each, and stores them in `helpers/course/costs.json`, which lesson 8 draws, with a picture for the
 README. `--quick` runs few rounds and stores nothing. Random weights of t5-small's shape, and the bundled base. peft
@@ -22,6 +23,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import decoder_alone
 import measuring
 import torch
 import torch.nn.functional as F
@@ -301,6 +303,9 @@ TARGETS = {
     "generate t5-small, 1 row": {"ours, three sites": {"ratio": 1.05}},
     "generate t5-small, 16 rows": {"ours, three sites": {"ratio": 1.05}},
     "generate t5-small, 8 rows, source 384, prefix 100": {"ours, three sites": {"ratio": 1.15}},
+    "decoder alone, step": {"ours, the model's loss": {"ratio": 1.00}, "ours, as fit does it": {"ratio": 1.00}},
+    "decoder alone, generate, 1 row": {"ours": {"ratio": 1.05}},
+    "decoder alone, generate, 16 rows": {"ours": {"ratio": 1.05}},
 }
 
 
@@ -332,6 +337,12 @@ def tables(chosen: list[str]):
         yield "generate t5-small, 16 rows", generate_variants(random_t5, 16, 64, 20), "no prefix", 6
         variants = generate_variants(random_t5, 8, 384, 100)
         yield "generate t5-small, 8 rows, source 384, prefix 100", variants, "no prefix", 6
+    if "decoder" in chosen:
+        peer = "peft" if find_spec("peft") else "full fine-tuning"
+        yield "decoder alone, step", decoder_alone.step_variants(step), peer, 15
+        for rows in (1, 16):
+            variants = decoder_alone.generate_variants(rows, source=64, prefix_length=20)
+            yield f"decoder alone, generate, {rows} {'row' if rows == 1 else 'rows'}", variants, "no prefix", 8
 
 
 def draw(stored: dict) -> None:
@@ -343,7 +354,7 @@ def draw(stored: dict) -> None:
 
 
 def main() -> None:
-    names = ["attention", "step", "length", "shape", "generate", "start"]
+    names = ["attention", "step", "length", "shape", "generate", "decoder", "start"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="three rounds each, nothing stored")
