@@ -8,8 +8,11 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -29,6 +32,7 @@ from transformers.cache_utils import StaticCache
 
 from helpers import ModelWithPrefix, Prefix, T5Prefix, T5WithPrefix, content_attentions, detach_prefix
 from helpers.tuning.families import FAMILIES, sites_of
+from helpers.tuning.hub import card, lines_that_load
 
 BOUND = 5e-6  # the eager attention of most families computes its softmax in float32, and so do their norms
 
@@ -234,6 +238,53 @@ def test_maps_without_the_slots():
     with prefix.attached(model):
         outputs = model(**make_inputs("BERT"), output_attentions=True)
     assert content_attentions(outputs, prefix).attentions[0].shape[-1] == 7
+
+
+def test_threads_share_a_decoder_alone():
+    """Four threads, each with one of two prefixes or with the bare model, give what each gives alone."""
+    model = make_model("Mistral")
+    inputs = make_inputs("Mistral", side="left")
+    prefixes = [make_prefix(model, seed=1), make_prefix(model, seed=2), None]
+
+    def answer(prefix):
+        with prefix.attached(model) if prefix else nullcontext(), torch.no_grad():
+            return model.generate(**inputs, max_new_tokens=5), model(**inputs).logits
+
+    alone = [answer(prefix) for prefix in prefixes]
+    assert difference(alone[0][1], alone[1][1]) > 1e-2
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(answer, prefixes * 8))
+    for place, found in enumerate(together):
+        assert all(map(torch.equal, found, alone[place % 3]))
+
+
+@pytest.mark.parametrize("family", ["Llama", "BART"])
+def test_low_rank_adapters_and_a_prefix_together(family):
+    model = make_model(family)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), model)
+    adapters = [parameter for name, parameter in model.named_parameters() if "lora_" in name]
+    for parameter in adapters:
+        parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    model.double()
+    prefix, inputs = make_prefix(model), with_targets(model, make_inputs(family))
+    trained = [*prefix.parameters(), *(parameter.requires_grad_() for parameter in adapters)]
+    found = []
+    for attached in (prefix.attached(model), by_hand(model, prefix)):
+        with attached:
+            logits = model(**inputs).logits
+        found.append([logits.detach(), *torch.autograd.grad(logits.square().mean(), trained)])
+    for ours, theirs in zip(*found, strict=True):
+        assert difference(ours, theirs) < BOUND * max(1, theirs.abs().max().item())
+        assert theirs.abs().max() > 0
+
+
+def test_the_card_of_a_decoder_alone_loads_it():
+    prefix = make_prefix(make_model("Llama"))
+    loading = lines_that_load(Prefix, "meta/llama", "user/mine")
+    text = card(prefix, "user/mine", loading, base_model="meta/llama", tags=())
+    assert "- llama\n" in text
+    assert "- t5\n" not in text
+    assert "from helpers import Prefix, load_base" in text
 
 
 # --- one module for engines -------------------------------------------------------------------------------------------

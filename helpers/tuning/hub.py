@@ -98,7 +98,7 @@ def card(prefix: nn.Module, repo_id: str, loading: str, *, base_model: str | Non
         base_model=base_model,
         base_model_relation="adapter" if base_model else None,
         library_name="attention-to-prefix",
-        tags=list(dict.fromkeys(["prefix-tuning", "t5", *tags])),
+        tags=list(dict.fromkeys(["prefix-tuning", getattr(prefix, "base", {}).get("model_type", "t5"), *tags])),
     )
     rows = [
         f"| {site} | {encoder.prefix_length} | {encoder.num_layers} | {encoder.num_heads} | {encoder.head_dim} |"
