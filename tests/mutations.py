@@ -492,6 +492,21 @@ FAULTS = [
     Fault("bases/load.py", "if config.is_encoder_decoder else", "if True else", "test_continuing.py"),
     Fault("tuning/losses.py", "F.pad(labels[:, 1:], (0, 1), value=-100)", "labels * 1", "test_continuing.py"),
     Fault("tuning/losses.py", "args[0][labelled],)", "args[0][labels > 4],)", "test_continuing.py"),
+    # one query behind all keys has no mask
+    Fault(
+        "tuning/routing.py",
+        "allow_is_causal_skip=allow_is_causal_skip and is_last",
+        "allow_is_causal_skip=True",
+        "test_families.py",
+    ),
+    Fault("tuning/routing.py", "and keys == key.shape[2]:", "and True:", "test_families.py"),
+    Fault("tuning/routing.py", "and query.shape[2] > 1\n", "and False\n", "test_t5.py"),
+    Fault(
+        "tuning/routing.py",
+        "added = bias if added is None else added + bias",
+        "added = added + bias",
+        "test_peft_causal.py",
+    ),
     # exchanged with peft
     Fault("tuning/peft_prefix.py", "[2 * layer % pairs if", "[layer % pairs if", "test_peft_prefix.py"),
     Fault(

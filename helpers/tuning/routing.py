@@ -36,7 +36,7 @@ class SitePrefix:
 
     layers: tuple[Tensor, ...]  # [2, rows, heads, prefix, head_dim] of each layer
     visible: Tensor | None  # bool [rows, prefix], or None for all
-    added: tuple = ()  # (mask, bias, their sum with the prefix's columns), of the latest two: layers share them
+    added: tuple = ()  # (mask, bias, keys, their sum with the prefix's columns), of the latest two: layers share them
     joined: dict | None = None  # layer -> key, value, and both with the prefix, of cross-attention while decoding
 
 
@@ -350,11 +350,12 @@ def _attend(
     prefix = prefixes[site]
     if site == "cross":
         position_bias = None  # T5 has none there: transformers hands down zeros for every head, query and key
-    causal = kwargs.get("is_causal", getattr(module, "is_causal", False))
+    causal = kwargs.get("is_causal", getattr(module, "is_causal", False)) and query.shape[2] > 1
     added = _added_to_scores(prefix, causal, query, key, attention_mask, position_bias)
     if site == "decoder" and prefix_bias is not None:
         bias = row_for_each_example(prefix_bias[layer], key.shape[0])
-        added = added + F.pad(bias, (0, added.shape[-1] - bias.shape[-1]))
+        bias = F.pad(bias, (0, key.shape[2]))
+        added = bias if added is None else added + bias
     key, value = _joined_keys_and_values(prefix, layer, key, value)
     return stock(module, query, key, value, added, **kwargs)
 
@@ -371,10 +372,12 @@ def _place(module: nn.Module) -> tuple[str, int]:
 
 def _added_to_scores(prefix: SitePrefix, causal: bool, query, key, mask, bias) -> Tensor | None:
     """Mask and position bias in one tensor `[..., query, prefix + key]`, made once for all layers that share them."""
-    for known_mask, known_bias, added in prefix.added:
-        if known_mask is mask and known_bias is bias:
+    if mask is None and bias is None and prefix.visible is None and not causal:
+        return None
+    for known_mask, known_bias, keys, added in prefix.added:
+        if known_mask is mask and known_bias is bias and keys == key.shape[2]:
             return added
-    given = mask, bias
+    given = mask, bias, key.shape[2]
     # A module called by itself; sdpa would keep only as many keys as there are queries.
     if mask is None and causal:
         mask = causal_mask(query.shape[2], key.shape[2], device=key.device)[None, None]
@@ -420,8 +423,15 @@ def row_for_each_example(rows: Tensor, batch_size: int) -> Tensor:
 
 
 def _complete_mask(stock, *args, allow_is_causal_skip=False, **kwargs):
-    """The stock mask function, never leaving the causal triangle to the kernel: the kernel would misplace it."""
-    return stock(*args, allow_is_causal_skip=False, **kwargs)
+    """The stock mask function, never leaving the causal triangle to the kernel: the kernel would misplace it.
+
+    One query that is the last token has no triangle. Without a mask, kernels read grouped keys as they lie.
+    """
+    q_length, q_offset = kwargs.get("q_length"), kwargs.get("q_offset", 0)
+    is_last = (
+        q_length == 1 and type(q_offset) is int and q_offset + 1 == kwargs["kv_length"] + kwargs.get("kv_offset", 0)
+    )
+    return stock(*args, allow_is_causal_skip=allow_is_causal_skip and is_last, **kwargs)
 
 
 def _eager(module: nn.Module, *args, **kwargs):

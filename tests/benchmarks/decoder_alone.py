@@ -62,7 +62,7 @@ def step_variants(step, prefix_length: int = 20) -> measuring.Variants:
 def generate_variants(rows: int, source: int, prefix_length: int) -> measuring.Variants:
     """32 tokens, greedy, through transformers' own `generate`."""
     torch.manual_seed(2)
-    bare = random_llama()
+    bare = random_llama().requires_grad_(False)  # as the others: torch.matmul takes another way where it is not
     model, prefix = with_prefix(prefix_length)
     prefix.eval().requires_grad_(False)
     ids = torch.randint(2, 32000, (rows, source))
