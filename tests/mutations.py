@@ -656,8 +656,8 @@ FAULTS = [
     Fault("bases/scores.py", ', -mean(row["validation_loss"]', ', mean(row["validation_loss"]', "test_measure.py"),
     Fault("bases/scores.py", "len(set(each)) < len(each)", "False", "test_measure.py"),
     Fault("bases/scores.py", "len(set(map(frozenset, seeds.values()))) > 1", "False", "test_measure.py"),
-    Fault("bases/build/measure.py", "if run_of(row) in wanted]", "]", "test_measure.py"),
-    Fault("bases/build/measure.py", "if run not in map(run_of, rows)", "if True", "test_measure.py"),
+    Fault("bases/build/plans.py", "if run_of(row) in wanted]", "]", "test_measure.py"),
+    Fault("bases/build/plans.py", "if run not in map(run_of, rows)", "if True", "test_measure.py"),
 ]
 
 

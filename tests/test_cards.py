@@ -4,7 +4,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from helpers.bases.build.measure import WORDNET_STEPS
+from helpers.bases.build.plans import WORDNET_STEPS
 from helpers.bases.scores import BASES, chosen_runs, read_scores
 
 ALL_SITES = {"method": "prefix", "sites": "encoder+decoder+cross"}

@@ -30,7 +30,7 @@ from families_oracle import (
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.cache_utils import StaticCache
 
-from helpers import ModelWithPrefix, Prefix, T5Prefix, T5WithPrefix, content_attentions, detach_prefix
+from helpers import ModelWithPrefix, Prefix, PrefixPerRow, T5Prefix, T5WithPrefix, content_attentions, detach_prefix
 from helpers.tuning.families import FAMILIES, sites_of
 from helpers.tuning.hub import card, lines_that_load
 
@@ -238,6 +238,19 @@ def test_maps_without_the_slots():
     with prefix.attached(model):
         outputs = model(**make_inputs("BERT"), output_attentions=True)
     assert content_attentions(outputs, prefix).attentions[0].shape[-1] == 7
+
+
+def test_rows_of_different_lengths_without_a_mask():
+    """Each step has one key more; what hides a row's missing slots is made anew for it."""
+    model = make_model("Llama")
+    ids = make_inputs("Llama")["input_ids"][:1].expand(2, -1)
+    rows = PrefixPerRow([make_prefix(model, 3), make_prefix(model, 5, seed=2)])
+    with rows.attached(model):
+        together = model.generate(ids, max_new_tokens=6, output_logits=True, return_dict_in_generate=True)
+    for row, prefix in enumerate(rows.prefixes):
+        with prefix.attached(model):
+            alone = model.generate(ids[:1], max_new_tokens=6, output_logits=True, return_dict_in_generate=True)
+        assert difference(torch.stack(together.logits)[:, row], torch.stack(alone.logits)[:, 0]) < BOUND
 
 
 def test_threads_share_a_decoder_alone():

@@ -57,8 +57,11 @@ def collate(tokenizer, pairs: Sequence[Pair], device: torch.device | str = "cpu"
     }
 
 
-def _collate_for(model: nn.Module, tokenizer, device, pairs: Sequence[Pair], **form) -> dict[str, Tensor]:
-    """A batch in the form that the model learns from; `form` is what only a decoder alone has."""
+def collate_for(
+    model: nn.Module, tokenizer, pairs: Sequence[Pair], *, separator: str | None = None, chat: bool = False
+) -> dict[str, Tensor]:
+    """A batch in the form that the model learns from, on its device: see `collate` and `collate_continuations`."""
+    form, device = {"separator": separator, "chat": chat}, next(model.parameters()).device
     if not model.config.is_encoder_decoder:
         return collate_continuations(tokenizer, continuations(tokenizer, pairs, **form), device)
     check_no_form(model, **form)
@@ -129,8 +132,7 @@ def fit(
     _warn_of_slow_bfloat16(model)
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_warmup_decay(steps))
-    device = next(model.parameters()).device
-    batch_of = partial(_collate_for, model, tokenizer, device, separator=separator, chat=chat)
+    batch_of = partial(collate_for, model, tokenizer, separator=separator, chat=chat)
     draw = random.Random(seed)
     lean_model = _lean(model) if lean else None
     plain = has_labelled_loss(model)
