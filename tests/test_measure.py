@@ -10,8 +10,8 @@ import torch
 from helpers.bases.build import measure as script
 from helpers.bases.build import plans
 from helpers.bases.build.plans import Entry, chosen_rate, prefix_run
-from helpers.bases.build.wordnet_gpt import new_model as new_gpt
 from helpers.bases.build.pretraining import sha256
+from helpers.bases.build.wordnet_gpt import new_model as new_gpt
 from helpers.bases.load import load_base
 from helpers.bases.scores import BASES, COLUMNS, Run, read_scores, run_of
 from helpers.bases.tasks import load_task
