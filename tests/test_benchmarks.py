@@ -27,7 +27,7 @@ WITHOUT_BF16 = "step t5-small, without bf16 instructions"
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tests" / "benchmarks")
     yield pytest.importorskip("run")
-    for name in ("run", "measuring"):
+    for name in ("run", "measuring", "decoder_alone"):
         sys.modules.pop(name)
 
 
@@ -40,7 +40,13 @@ def test_the_readme_says_what_was_measured():
             cost = COSTS.get(table, {}).get(VARIANTS[label])
             assert cell == ("" if cost is None else f"{cost['ratio']:.2f}, {cost['memory']:.2f}")
     generation = COSTS["generate t5-small, 1 row"]["ours, three sites"]["ratio"]
-    assert re.findall(r"costs (\d\.\d\d) of the bare model", SECTION) == [f"{generation:.2f}"]
+    step = COSTS["decoder alone, step"]
+    one, many = (COSTS[f"decoder alone, generate, {name}"]["ours"]["ratio"] for name in ("1 row", "16 rows"))
+    own, fit = step["ours, the model's loss"], step["ours, as fit does it"]
+    assert re.findall(r"costs (\d\.\d\d) of the bare model", SECTION) == [f"{one:.2f}", f"{generation:.2f}"]
+    alone = next(line for line in SECTION.splitlines() if line.startswith("On a decoder alone"))
+    measured = [own["ratio"], fit["ratio"], fit["memory"], one, many]
+    assert re.findall(r"\d\.\d\d", alone) == [f"{number:.2f}" for number in measured]
 
 
 def test_the_file_says_on_which_processor_each_cost_was_measured(benchmarks):

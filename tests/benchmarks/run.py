@@ -339,10 +339,10 @@ def tables(chosen: list[str]):
         yield "generate t5-small, 8 rows, source 384, prefix 100", variants, "no prefix", 6
     if "decoder" in chosen:
         peer = "peft" if find_spec("peft") else "full fine-tuning"
-        yield "decoder alone, step", decoder_alone.step_variants(step), peer, 15
-        for rows in (1, 16):
+        yield "decoder alone, step", decoder_alone.step_variants(step), peer, 20
+        for name, rows, rounds in (("1 row", 1, 30), ("16 rows", 16, 15)):
             variants = decoder_alone.generate_variants(rows, source=64, prefix_length=20)
-            yield f"decoder alone, generate, {rows} {'row' if rows == 1 else 'rows'}", variants, "no prefix", 8
+            yield f"decoder alone, generate, {name}", variants, "no prefix", rounds
 
 
 def draw(stored: dict) -> None:
