@@ -91,6 +91,7 @@ WRONG_ANSWERS = {
         ([[5, 3], [5, 3, 18432], [5, 3, 24, 12, 64], [24, 5, 12, 3, 64], [12, 5, 12, 3, 64]], "not two pieces"),
         ([[5, 3], [5, 3, 18432], [5, 3, 24, 12, 64], [24, 5, 12, 3, 64], [5, 12, 3, 64]], "keeps its first axis"),
         ([[5, 3], [5, 3, 18432], [5, 3, 24, 12, 64], [24, 5, 12, 3, 64], [2, 5, 3, 12, 64]], "leaves the others"),
+        ([[5, 3], [5, 3, 18432], [5, 3, 24, 12, 64], [24, 3, 5, 12, 64], [2, 3, 5, 12, 64]], "old axis 0, the batch"),
         ([[5, 3]], "is not what comes out"),
         (5, "is not what comes out"),
     ],
@@ -113,6 +114,10 @@ WRONG_ANSWERS = {
         (
             lambda f, n, h: rearrange(f, "b p (l kv h d) -> l kv b h p d", l=n, h=h),
             r"l kv b h p d\": Could not infer sizes for .*: it can find one length in a bracket",
+        ),
+        (
+            lambda f, n, h: rearrange(f, "b p (l 2 h d) -> l 2 b h p d", l=n, h=h),
+            r"give each number a name and a length, as kv with kv=2",
         ),
         (
             lambda f, n, h: rearrange(f[0], "b p (l kv h d) -> l kv b h p d", l=n, kv=2, h=h),
@@ -143,6 +148,14 @@ WRONG_ANSWERS = {
                 )
             ),
             "batch axis is missing",
+        ),
+        (
+            an_encoder(
+                forward=lambda self, rows: rearrange(
+                    rows, "b p (l kv h d) -> l kv b h p d", l=self.num_layers, kv=2, h=self.num_heads
+                )
+            ),
+            "the rows lack a batch axis",
         ),
         (
             an_encoder(
@@ -224,6 +237,7 @@ WRONG_ANSWERS = {
         (0.02, "nothing tells the slots apart"),
         (1.0, "nothing tells the slots apart"),
         (9.0, "one slot further than another"),
+        (3, "nothing tells the slots apart"),
         (3.7, "is not what comes out"),
         ("small", "a number, please: 'small'"),
     ],

@@ -161,12 +161,18 @@ class Outcome:
     message: str = ""
 
 
+_ADVICE = {  # on what einops refuses
+    "not infer": ": it can find one length in a bracket, so give it the others",
+    "anonymous": ": give each number a name and a length, as kv with kv=2",
+}
+
+
 def _first_words(error: Exception) -> str:
     """What an error says first; of einops, which quotes the pattern first and says last what is wrong, both."""
     lines = str(error).strip().splitlines() or [""]
     if not isinstance(error, EinopsError):
         return lines[0]
-    advice = ": it can find one length in a bracket, so give it the others" if "not infer" in lines[-1] else ""
+    advice = next((advice for words, advice in _ADVICE.items() if words in lines[-1]), "")
     return f"{lines[0].removesuffix('.')}: {lines[-1].strip().removesuffix('.')}{advice}"
 
 

@@ -41,6 +41,10 @@ check_prompt_shapes = Shapes(
             [_SLOTS, _FLAT, _VIEWED, [3, 12, 5, 24, 64], _PAIR],
             "the fourth: permute([2, 0, 3, 1, 4]) names the old axis for each new place. In front comes old axis 2.",
         ),
+        (
+            [_SLOTS, _FLAT, _VIEWED, [24, 3, 5, 12, 64], [2, 3, 5, 12, 64]],
+            "the fourth: behind old axis 2, permute puts old axis 0, the batch, and old axis 1 comes fourth.",
+        ),
         *(
             ([_SLOTS, [5, 3, width], _VIEWED, _MOVED, _PAIR], "the second: " + sentence)
             for width, sentence in (
@@ -252,6 +256,10 @@ check_prefix_encoder = Exercise(
             "the batch axis is missing: keep it, with a length of 1.",
         ),
         Mistake(
+            _variant(unpack=lambda self, rows: _unpack(rows[0], self.num_layers, self.num_heads)),
+            "the rows lack a batch axis, which unpack_prefix expects in front: rows[None].",
+        ),
+        Mistake(
             _variant(unpack=lambda self, rows: _unpack(rows[0][:, None], self.num_layers, self.num_heads)),
             "the slots are on the batch axis: the rows need a batch axis in front, rows[None], and not in the middle.",
         ),
@@ -369,7 +377,7 @@ check_alike = Prediction(
     mistakes=[
         *(
             (number, "nothing tells the slots apart: what would give one of them another gradient than the others?")
-            for number in (0.01, 0.02, 0.1, 0.3, 0.5, 1)
+            for number in (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5)
         ),
         (9, "30 steps of 0.3 each may move a number by 9; but do they move one slot further than another?"),
     ],
