@@ -8,6 +8,7 @@ from helpers.course.guests import (
     GUEST_DIM,
     NAMES,
     bens_for_adas,
+    commonest_share,
     draw_half_empty_tables,
     draw_tables,
     draw_visitors,
@@ -131,3 +132,10 @@ def test_the_hosts_wishes_change_the_answers_of_those_who_ask_for_ada_alone():
                 ben = names.index("Ben") if for_ada and "Ben" in names else seat_wanted
                 assert bens[place] == tables.gifts[table, ben]
     assert 0 < asks_and_ben.sum() < asks.sum()
+
+
+def test_answers_that_are_the_commonest_gift():
+    """At the first table 2 is brought most, at the second 0 and 1 as often."""
+    gifts = torch.tensor([[2, 2, 0, 2, 1], [0, 1, 0, 1, 3]])
+    said = torch.tensor([[[2, 2], [0, 2], [1, 2], [2, 2], [2, 3]], [[0, 1], [3, 0], [2, 1], [1, 1], [0, 0]]])
+    assert commonest_share(said, gifts) == pytest.approx((7 + 8) / 20)

@@ -73,6 +73,15 @@ def draw_visitors(tables: Tables, num_guests: int) -> Tables:
     return Tables(hidden_states(names, wished_names, gifts), names, gifts, wanted, answers)
 
 
+def commonest_share(said: Tensor, gifts: Tensor) -> float:
+    """The share of answers that are a gift which no other gift at the table outnumbers.
+
+    said: `[tables, guests, wishes]`, the gifts named; gifts: `[tables, guests]`, those that were brought.
+    """
+    counts = F.one_hot(gifts, len(GIFTS)).sum(dim=1)  # [tables, gifts]
+    return (counts.gather(1, said.flatten(1)) == counts.amax(dim=1, keepdim=True)).float().mean().item()
+
+
 def learn(
     network: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],
