@@ -168,7 +168,7 @@ check_masked_mix = Exercise(
         )
         for heads, queries, keys, head_dim in [(1, 4, 6, 5), (3, 7, 5, 2)]
     ],
-    compared="What masked_mix returns",
+    compared="What mended returns",
     mistakes=[
         Mistake(
             masked_late,
@@ -230,6 +230,7 @@ check_mask_shape = Prediction(
         ([1000, 1, 7, 1], "the 7 is on the axis of the queries: that hides who asks, not who is asked."),
         ([1000, 7, 1, 1], "the 7 is on the axis of the heads; keys are the last axis."),
         ([1000, 2, 7, 7], "that works too, with the same row written 14 times: axes of length 1 save that."),
+        ([1000, 2, 1, 7], "that works too, with the same row written for both heads: an axis of length 1 saves that."),
         ([1000, 1, 7, 7], "that works too, with the same row written 7 times: an axis of length 1 saves that."),
         ([1, 1, 1, 7], "that is one mask for all tables; each has other empty seats."),
     ],
@@ -274,7 +275,8 @@ check_sees_future = Exercise(
     mistakes=[
         Mistake(
             lambda layer, hidden: True,
-            "it calls every layer leaky: what follows the token counts, and not the token itself or what came before.",
+            "it calls every layer leaky: what follows the token counts, and not the token itself or what came before. "
+            "(Or it changes hidden itself: clone it first.)",
         ),
         Mistake(
             lambda layer, hidden: not _sees_future(layer, hidden),
@@ -290,7 +292,7 @@ check_sees_future = Exercise(
         ),
         Mistake(
             lambda layer, hidden: _dependence(layer, hidden)[:-1, -1].any(),
-            "it changes the last token alone, and misses a leak from a token before it.",
+            "it sees what comes from the last token alone: replace all that follow, with hidden at its full length.",
         ),
         Mistake(
             lambda layer, hidden: _dependence(layer, hidden).diagonal(1).any(),
