@@ -292,9 +292,9 @@ PLANTS = [
     Plant("a prefix on the CPU", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.to(content.dtype)"),
     Plant("bfloat16", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.to('cpu', content.dtype)"),
     Plant("gradient checkpointing", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.cpu()"),
-    Plant("generate", helpers.tuning.training, "generate_texts", "**batch.to(model.device)", "**batch"),
+    Plant("generate", helpers.tuning.training, "generate_texts", ".to(model.device), 0", ", 0"),
     Plant("generate, static cache", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.cpu()"),
-    Plant("generate, no cache", helpers.tuning.training, "generate_texts", "**batch.to(model.device)", "**batch"),
+    Plant("generate, no cache", helpers.tuning.training, "generate_texts", ".to(model.device), 0", ", 0"),
     Plant("generate, beams", ATTENTION, "join_prefix", "prefix.to(content)", "prefix.cpu()"),
     Plant(
         "a prefix per row",
@@ -334,7 +334,7 @@ PLANTS = [
     Plant("fit, encoder cached", helpers.tuning.training, "_encode_all", ".to(model.device)", ""),
     Plant("fit, encoder cached", helpers.tuning.training, "_padded", "rows.new_zeros(", "torch.zeros("),
     Plant("fit, lean, encoder cached", helpers.tuning.training, "_encode_all", ".to(model.device)", ""),
-    Plant("fit, interactive", helpers.tuning.training, "fit", "for index in chosen], device)", "for index in chosen])"),
+    Plant("fit, interactive", helpers.tuning.training, "collate_for", "pairs, device)\n", "pairs)\n"),
     Plant("in one module", PrefixEncoder, "forward", "self.mlp(self.embedding)", "self.mlp(self.embedding.cpu())"),
     Plant(
         "save and load",
